@@ -1,0 +1,59 @@
+# One entry point for people and CI alike. `make help` explains every target.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.DEFAULT_GOAL := help
+.PHONY: help venv lint unit lab lab-status lab-down molecule e2e test test-full bench clean
+
+help: ## Show every target with what it does
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+venv: $(VENV)/.complete ## Make .venv with the library, the command line and the test tools (safe to repeat)
+
+# The stamp is written last, so an interrupted install is taken up again.
+$(VENV)/.complete: pyproject.toml requirements.txt
+	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python %d.%d found, 3.11 or newer needed: set PYTHON=python3.x" % sys.version_info[:2])'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.txt --editable '.[ansible,dev]'
+	touch $@
+
+lint: venv ## Run ruff, mypy --strict, yamllint and ansible-lint (production)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/yamllint --strict .
+	$(BIN)/ansible-lint --offline --strict
+
+unit: venv ## Run the unit tests (seconds, no containers)
+	$(BIN)/python -m pytest tests/unit
+
+lab: venv ## Bring up the lab and run site.yml on it: hosts audited, upgraded, served, accepted
+	$(BIN)/python -m lab up
+
+lab-status: venv ## Show what the lab made and whether it answers
+	$(BIN)/python -m lab status
+
+lab-down: venv ## Remove exactly what the lab made; downloads stay cached
+	$(BIN)/python -m lab down
+
+molecule: venv ## Run `molecule test -s site`: the same playbooks from bare lab hosts to accepted, twice
+	$(BIN)/molecule test -s site
+
+e2e: venv ## Run playbooks on the lab through ansible-runner: drift restored, faults stopped
+	$(BIN)/python -m pytest tests/e2e
+
+test: lint unit ## What CI runs: lint, unit tests, the site scenario, end-to-end tests (under 40 minutes)
+	$(MAKE) molecule
+	$(BIN)/python -m pytest tests/unit tests/e2e -m "not full"
+
+test-full: lint unit ## Everything, slow cases included
+	$(MAKE) molecule
+	$(BIN)/python -m pytest tests/unit tests/e2e
+
+bench: venv ## Measure controller cost per host as ratios within one run
+	$(BIN)/python -m lab bench
+
+clean: ## Remove caches of the test tools; neither the venv nor the lab
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .ansible build

@@ -1,0 +1,1 @@
+"""From bare GPU hosts to an accepted Kimi K3 service on vLLM."""
