@@ -1,0 +1,194 @@
+"""The engine's counters: read from every endpoint, summed over engines, with zero and absent kept apart.
+
+A family that is declared (``# TYPE``) and has no sample is 0; one that is not declared is absent (None). vLLM's Rust
+front end declares labelled families before their first sample, the Python one writes all series at 0 from the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from kimi_runbook.acceptance.http import BadAnswerError, BadStatusError, fetch
+
+HITS = "vllm:prefix_cache_hits"
+QUERIES = "vllm:prefix_cache_queries"
+KV_USAGE = "vllm:kv_cache_usage_perc"
+RUNNING = "vllm:num_requests_running"
+WAITING = "vllm:num_requests_waiting"
+PREEMPTIONS = "vllm:num_preemptions"
+FINISHED = "vllm:request_success"
+CACHE_CONFIG = "vllm:cache_config_info"
+_START = "process_start_time_seconds"
+
+_Key = tuple[str, tuple[tuple[str, str], ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One series' value, its labels sorted."""
+
+    name: str
+    labels: tuple[tuple[str, str], ...]
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exposition:
+    """What one endpoint said at one moment.
+
+    Attributes:
+        url: The endpoint.
+        types: Declared families and their types; a counter's name has no ``_total``.
+        samples: By family name. Counters hold their totals, other families their plain samples.
+        created: ``_created`` stamps by series, where the endpoint writes them.
+    """
+
+    url: str
+    types: Mapping[str, str]
+    samples: Mapping[str, tuple[Sample, ...]]
+    created: Mapping[_Key, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """Every endpoint of an engine, read one after the other."""
+
+    expositions: tuple[Exposition, ...]
+
+    def total(self, family: str, **labels: str) -> float | None:
+        """Return the family's sum over all engines and endpoints, or None when an endpoint does not declare it.
+
+        One endpoint without the family makes the sum a partial picture that looks healthy, so it counts as absent.
+        """
+        if not all(family in exposition.types for exposition in self.expositions):
+            return None
+        wanted = set(labels.items())
+        return sum(
+            sample.value
+            for exposition in self.expositions
+            for sample in exposition.samples.get(family, ())
+            if wanted <= set(sample.labels)
+        )
+
+    def highest(self, family: str) -> float | None:
+        """Return the family's highest sample over all engines (0 when declared without one), or None when absent."""
+        if not all(family in exposition.types for exposition in self.expositions):
+            return None
+        return max(
+            (sample.value for exposition in self.expositions for sample in exposition.samples.get(family, ())),
+            default=0.0,
+        )
+
+    def label_sets(self, family: str) -> list[dict[str, str]]:
+        """Return the labels of each of the family's samples; empty when there are none."""
+        return [dict(s.labels) for exposition in self.expositions for s in exposition.samples.get(family, ())]
+
+    def engines(self, family: str = QUERIES) -> frozenset[tuple[str, str]]:
+        """Return (endpoint, engine label) of every engine that reports the family."""
+        return frozenset(
+            (exposition.url, dict(sample.labels).get("engine", ""))
+            for exposition in self.expositions
+            for sample in exposition.samples.get(family, ())
+        )
+
+
+def parse(url: str, text: str, content_type: str) -> Exposition:
+    """Return the exposition in a scrape's text; raises ValueError when it is neither Prometheus text nor OpenMetrics.
+
+    Args:
+        url: Where the text came from.
+        text: The body.
+        content_type: The answer's content type, which says which of the two formats it is.
+    """
+    reader = parse_openmetrics if "application/openmetrics-text" in content_type else parse_text
+    types: dict[str, str] = {}
+    samples: dict[str, tuple[Sample, ...]] = {}
+    created: dict[_Key, float] = {}
+    for family in reader(text):
+        if family.name.endswith("_created") and family.type == "gauge":
+            base = family.name.removesuffix("_created")
+            created |= {(base, _labels(item.labels)): item.value for item in family.samples}
+            continue
+        # OpenMetrics drops the suffix of an info family's name, the text format keeps it: one name for both.
+        name = f"{family.name}_info" if family.type == "info" else family.name
+        types[name] = family.type
+        samples[name] = tuple(_values(family))
+        created |= {
+            (family.name, _labels(item.labels)): item.value
+            for item in family.samples
+            if item.name == f"{family.name}_created"
+        }
+    return Exposition(url=url, types=types, samples=samples, created=created)
+
+
+def read(urls: Sequence[str], *, timeout_s: float = 10.0) -> Reading:
+    """Read every endpoint.
+
+    Raises:
+        EngineError: When an endpoint does not answer, answers outside 2xx, or writes something else than metrics.
+    """
+    expositions = []
+    for url in urls:
+        response = fetch("GET", url, timeout_s=timeout_s)
+        if not 200 <= response.status < 300:
+            raise BadStatusError(f"GET {url}", response.status, response.body)
+        try:
+            text = response.body.decode("utf-8")
+            expositions.append(parse(url, text, response.headers.get("content-type", "")))
+        except ValueError as error:
+            raise BadAnswerError(f"GET {url}", f"is not a Prometheus exposition ({error})") from error
+    return Reading(expositions=tuple(expositions))
+
+
+def delta(before: Reading, after: Reading, family: str, **labels: str) -> float | None:
+    """Return how far a counter moved between two readings, or None when it is absent in either."""
+    first, last = before.total(family, **labels), after.total(family, **labels)
+    return None if first is None or last is None else last - first
+
+
+def why_void(before: Reading, after: Reading) -> str:
+    """Return why nothing can be concluded from the window between two readings; empty when it holds.
+
+    A restart shows as a counter that went down, a series that vanished, or a changed start time. The first two always
+    work; the start times (``process_start_time_seconds``, ``_created``) are missing with several API servers.
+    """
+    for first, last in zip(before.expositions, after.expositions, strict=True):
+        started = [_single(exposition, _START) for exposition in (first, last)]
+        if None not in started and started[0] != started[1]:
+            return f"{first.url}: process_start_time_seconds went from {started[0]:.2f} to {started[1]:.2f}"
+        for family, kind in first.types.items():
+            if kind != "counter":
+                continue
+            now = {sample.labels: sample.value for sample in last.samples.get(family, ())}
+            for sample in first.samples.get(family, ()):
+                if sample.labels not in now:
+                    return f"{first.url}: {family}{dict(sample.labels)} was there before the window and not after it"
+                if now[sample.labels] < sample.value:
+                    return f"{first.url}: {family} fell from {sample.value:g} to {now[sample.labels]:g}"
+        for key, stamp in first.created.items():
+            if key in last.created and last.created[key] != stamp:
+                return f"{first.url}: {key[0]} was created anew inside the window"
+    return ""
+
+
+def _values(family: Metric) -> list[Sample]:
+    wanted = f"{family.name}_total" if family.type == "counter" else None
+    return [
+        Sample(name=item.name, labels=_labels(item.labels), value=item.value)
+        for item in family.samples
+        if wanted is None or item.name == wanted
+    ]
+
+
+def _labels(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(labels.items()))
+
+
+def _single(exposition: Exposition, family: str) -> float | None:
+    samples = exposition.samples.get(family, ())
+    return samples[0].value if len(samples) == 1 else None

@@ -1,0 +1,46 @@
+"""The command line: ``kimi-runbook COMMAND ...``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from importlib import metadata
+
+from kimi_runbook.commands import CANCELLED, UNUSABLE, register_all
+from kimi_runbook.errors import RunbookError
+
+_EPILOG = "exit codes: 0 fine, 1 the answer is no, 2 usage or unreadable input, 3 inconclusive, 130 cancelled"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser with every command registered."""
+    parser = argparse.ArgumentParser(
+        prog="kimi-runbook",
+        description="From bare GPU hosts to an accepted Kimi K3 service on vLLM.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument("--version", action="version", version=_version())
+    register_all(parser.add_subparsers(dest="command", required=True, metavar="COMMAND"))
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; errors an operator can act on go to stderr."""
+    arguments = build_parser().parse_args(argv)
+    run: Callable[[argparse.Namespace], int] = arguments.run
+    try:
+        return run(arguments)
+    except RunbookError as error:
+        print(f"kimi-runbook: {error}", file=sys.stderr)
+        return UNUSABLE
+    except KeyboardInterrupt:
+        print("kimi-runbook: cancelled", file=sys.stderr)
+        return CANCELLED
+
+
+def _version() -> str:
+    try:
+        return metadata.version("kimi-runbook")
+    except metadata.PackageNotFoundError:
+        return "not installed (run from a source tree)"

@@ -1,0 +1,113 @@
+"""What one node of the engine gets: settings files, launch, container command, unit; and how far it runs as told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kimi_runbook import interconnect
+from kimi_runbook.errors import RunbookError
+from kimi_runbook.launch import compose, docker_argv
+from kimi_runbook.units import render_engine_unit
+from kimi_runbook.wishes import content_sha256
+
+Json = Mapping[str, Any]
+
+# The unit counts as started once docker runs, so this covers removing a stale container, not loading a model.
+START_TIMEOUT_S = 120
+STOP_TIMEOUT_S = 60
+
+
+def node_settings(
+    profile: str, interface: str, hcas: Sequence[str] = (), variables: Mapping[str, str | None] | None = None
+) -> dict[str, Any]:
+    """Return the interconnect settings of a node by carrier: ``nccl_conf``, ``ucx_conf`` (texts), ``environment``.
+
+    Raises:
+        RunbookError: The profile is unknown or its settings contradict each other.
+    """
+    found = interconnect.settings(profile, interface=interface, hcas=hcas, variables=variables)
+    refuse_contradictions(found, {}, profile)
+    return {
+        "nccl_conf": interconnect.render_nccl_conf(found),
+        "ucx_conf": interconnect.render_ucx_conf(found),
+        "environment": interconnect.environment(found),
+    }
+
+
+def refuse_contradictions(
+    found: Sequence[interconnect.Setting], engine_environment: Mapping[str, str], profile: str
+) -> None:
+    """Raise RunbookError where settings contradict each other or a name is set in two places."""
+    problems = interconnect.lint(found, engine_environment=engine_environment, profile=profile)
+    stops = [problem.message for problem in problems if problem.severity == "stop"]
+    if stops:
+        raise RunbookError(
+            where=f"interconnect profile {profile}",
+            observed="; ".join(stops),
+            expected="settings that do not contradict each other",
+            next_step="Correct interconnect_variables or engine_extra_env in the inventory.",
+        )
+
+
+def node_launch(spec: Json, container: Json) -> dict[str, Any]:
+    """Return a node's launch as JSON values: ``argv``, ``env``, ``image``, ``port``, ``headless``, ``docker_argv``.
+
+    Args:
+        spec: As :func:`kimi_runbook.launch.compose` takes it.
+        container: ``name``, ``devices``, ``ulimits``, ``docker_args`` and ``mounts`` (paths, mounted read-only at
+            the same place).
+    """
+    launch = compose(spec)
+    command = docker_argv(
+        launch,
+        container=container["name"],
+        mounts=[{"source": path} for path in container["mounts"]],
+        devices=container["devices"],
+        ulimits=container["ulimits"],
+        ipc="host",
+        docker_args=container["docker_args"],
+    )
+    return {**launch.to_json(), "docker_argv": command}
+
+
+def launch_file(launch: Json) -> str:
+    """Return the launch file's text: what was composed for this node, kept on it as evidence."""
+    return json.dumps(launch, indent=2, sort_keys=True) + "\n"
+
+
+def node_unit(launch: Json, container: str, restart: str) -> str:
+    """Return the text of the node's systemd unit."""
+    role = "headless rank" if launch["headless"] else "head"
+    return render_engine_unit(
+        launch["docker_argv"],
+        description=f"vLLM engine ({role})",
+        container=container,
+        stop_timeout_s=STOP_TIMEOUT_S,
+        start_timeout_s=START_TIMEOUT_S,
+        restart=restart,
+    )
+
+
+def drift(container: Json | None, launch: Json, files: Sequence[Json] = ()) -> str:
+    """Return in one phrase how the running container differs from its launch; empty when it does not.
+
+    Args:
+        container: ``engine.container`` of the snapshot, None when none runs.
+        launch: As :func:`node_launch` returns it.
+        files: Settings files the container must see, each with ``path`` and ``content``. A file replaced on the host
+            is still the old one inside a container that mounted it before.
+    """
+    if container is None:
+        return "no container runs"
+    argv = list(launch["argv"])
+    if container["image_reference"] != launch["image"]:
+        return f"image is {container['image_reference']}, expected {launch['image']}"
+    if list(container["args"])[-len(argv) :] != argv:
+        return "arguments differ from the launch"
+    wrong = [name for name, value in sorted(launch["env"].items()) if container["env"].get(name, value) != value]
+    if wrong:
+        return f"environment differs: {', '.join(wrong)}"
+    stale = [file["path"] for file in files if container["files"].get(file["path"]) != content_sha256(file["content"])]
+    return f"settings inside the container are older: {', '.join(stale)}" if stale else ""

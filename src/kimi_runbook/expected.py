@@ -1,0 +1,184 @@
+"""Expected: the judge's typed reading of what inventory, roles and lock ask of one host (assembled by wishes.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kimi_runbook.reading import Fields, data_file, plain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedOs:
+    """A supported distribution: os-release id and versions."""
+
+    id: str
+    versions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedPackage:
+    """A package; version None accepts any installed one, held False leaves holds alone."""
+
+    role: str
+    name: str
+    version: str | None = None
+    held: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedFile:
+    """A file; sha256 in hex, mode in octal digits; None leaves either open."""
+
+    role: str
+    path: str
+    sha256: str | None = None
+    mode: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedUnit:
+    """A systemd unit; None leaves its enablement or activity open."""
+
+    role: str
+    name: str
+    enabled: bool | None = None
+    active: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedModule:
+    """A kernel module that has to be loaded."""
+
+    role: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedImage:
+    """The pinned engine image, its architectures, and the bytes a pull needs (compressed and unpacked)."""
+
+    reference: str
+    architectures: tuple[str, ...] = ()
+    bytes_needed: int = 0
+    inodes_needed: int = 0
+
+    @property
+    def digest(self) -> str:
+        """The pinned digest."""
+        return self.reference.partition("@")[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedEngine:
+    """The engine on this host. args (after the entry point) and env (a subset) are compared only where given."""
+
+    container: str
+    unit: str
+    port: int
+    serves_http: bool = True
+    args: tuple[str, ...] | None = None
+    env: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """Everything asked of one host; a part that is None is not asked for."""
+
+    host: str
+    address: str | None = None
+    supported_os: tuple[ExpectedOs, ...] = ()
+    packages: tuple[ExpectedPackage, ...] = ()
+    files: tuple[ExpectedFile, ...] = ()
+    units: tuple[ExpectedUnit, ...] = ()
+    modules: tuple[ExpectedModule, ...] = ()
+    daemon_role: str = "container_runtime"
+    daemon_settings: Mapping[str, object] = field(default_factory=dict)
+    driver_version: str | None = None
+    driver_activation: str = "reboot"
+    image: ExpectedImage | None = None
+    engine: ExpectedEngine | None = None
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, object], source: str = "expected") -> Expected:
+        """Read the JSON form; RunbookError when a field is of the wrong type or unknown."""
+        root = Fields(data, source, "Correct the inventory or the role that declares it.")
+        root.refuse_unknown(_KEYS)
+        daemon = root.optional_fields("daemon")
+        settings = daemon.optional_fields("settings") if daemon else None
+        driver = root.optional_fields("driver")
+        return cls(
+            host=root.text("host"),
+            address=root.optional_text("address"),
+            supported_os=_supported_os(root),
+            packages=tuple(
+                ExpectedPackage(
+                    role=item.text("role"),
+                    name=item.text("name"),
+                    version=item.optional_text("version"),
+                    held=item.flag("held", False),
+                )
+                for item in root.each("packages")
+            ),
+            files=tuple(
+                ExpectedFile(
+                    role=item.text("role"),
+                    path=item.text("path"),
+                    sha256=item.optional_text("sha256"),
+                    mode=item.optional_text("mode"),
+                )
+                for item in root.each("files")
+            ),
+            units=tuple(
+                ExpectedUnit(
+                    role=item.text("role"),
+                    name=item.text("name"),
+                    enabled=item.optional_flag("enabled"),
+                    active=item.optional_flag("active"),
+                )
+                for item in root.each("units")
+            ),
+            modules=tuple(ExpectedModule(role=i.text("role"), name=i.text("name")) for i in root.each("modules")),
+            daemon_role=(daemon and daemon.optional_text("role")) or "container_runtime",
+            daemon_settings={key: plain(settings.raw(key)) for key in settings.names()} if settings else {},
+            driver_version=driver.text("version") if driver else None,
+            driver_activation=(driver and driver.optional_text("activation")) or "reboot",
+            image=_image(root.optional_fields("image")),
+            engine=_engine(root.optional_fields("engine")),
+        )
+
+
+_KEYS = (
+    *("schema_version", "host", "address", "supported_os", "packages", "files", "units", "modules"),
+    *("daemon", "driver", "image", "engine"),
+)
+
+
+def _supported_os(root: Fields) -> tuple[ExpectedOs, ...]:
+    named = root.each("supported_os") or data_file("platform.yml").each("supported_os")
+    return tuple(ExpectedOs(id=item.text("id"), versions=item.texts("versions")) for item in named)
+
+
+def _image(image: Fields | None) -> ExpectedImage | None:
+    if image is None:
+        return None
+    inodes = image.optional_integer("inodes_needed")
+    return ExpectedImage(
+        reference=image.text("reference"),
+        architectures=image.texts("architectures"),
+        bytes_needed=image.optional_integer("bytes_needed") or 0,
+        inodes_needed=data_file("platform.yml").integer("inodes_needed") if inodes is None else inodes,
+    )
+
+
+def _engine(engine: Fields | None) -> ExpectedEngine | None:
+    if engine is None:
+        return None
+    return ExpectedEngine(
+        container=engine.text("container"),
+        unit=engine.text("unit"),
+        port=engine.integer("port"),
+        serves_http=engine.flag("serves_http", True),
+        args=None if engine.optional_sequence("args") is None else engine.texts("args"),
+        env=None if engine.optional_fields("env") is None else engine.text_map("env"),
+    )

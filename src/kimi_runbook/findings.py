@@ -1,0 +1,94 @@
+"""Findings: judged differences between what is and what must be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+
+from kimi_runbook.reading import Fields, data_file
+
+SEVERITIES = ("stop", "change", "warn", "info")
+"""From the heaviest to the lightest."""
+
+ACTIONS = ("repair", "install", "configure", "reload", "reboot", "pull", "restart")
+"""What a plan may hold, in the order in which it is done on a host."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One judged difference.
+
+    Attributes:
+        code: Stable name, a key of data/findings.yml.
+        severity: stop, change, warn or info.
+        host: Inventory name.
+        role: The role that acts, or that found it.
+        observed: What is there.
+        expected: What must be there.
+        source: Where the expectation comes from.
+        next_step: What to do.
+        action: What a plan does about it; None unless the severity is change.
+    """
+
+    code: str
+    severity: str
+    host: str
+    role: str
+    observed: str
+    expected: str
+    source: str
+    next_step: str
+    action: str | None = None
+
+    @property
+    def title(self) -> str:
+        """The finding's name in words."""
+        return data_file("findings.yml").fields(self.code).text("title")
+
+    def to_json(self) -> dict[str, object]:
+        """Return the JSON form."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, object]) -> Finding:
+        """Read the JSON form."""
+        fields = Fields(data, "finding")
+        texts = {name: fields.optional_text(name) or "" for name in cls.__dataclass_fields__ if name != "action"}
+        return cls(**texts, action=fields.optional_text("action"))
+
+
+def make_finding(  # noqa: PLR0913 - the fields of a finding that are not in the catalogue
+    code: str, *, host: str, observed: str, expected: str, subject: str = "", role: str | None = None
+) -> Finding:
+    """Build a finding from the catalogue.
+
+    Args:
+        code: A key of data/findings.yml.
+        host: Inventory name.
+        observed: What is there.
+        expected: What must be there.
+        subject: Package, file, unit, ... the finding is about; fills ``{subject}`` of the next step.
+        role: The role that declared the subject, where the catalogue names none.
+    """
+    entry = data_file("findings.yml").fields(code)
+    return Finding(
+        code=code,
+        severity=entry.text("severity"),
+        host=host,
+        role=role or entry.text("role"),
+        observed=observed,
+        expected=expected,
+        source=entry.text("source"),
+        next_step=entry.text("next_step").replace("{host}", host).replace("{subject}", subject),
+        action=entry.optional_text("action"),
+    )
+
+
+def by_severity(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Sort the heaviest first, then by host, keeping the judge's order within a host."""
+    return tuple(sorted(findings, key=lambda finding: (SEVERITIES.index(finding.severity), finding.host)))
+
+
+def stops(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return the findings that forbid any change."""
+    return tuple(finding for finding in findings if finding.severity == "stop")

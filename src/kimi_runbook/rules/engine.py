@@ -1,0 +1,116 @@
+"""Rules about the engine: its port, and what its container really runs with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kimi_runbook.driver_verdict import process_matches
+from kimi_runbook.expected import ExpectedEngine
+from kimi_runbook.findings import Finding
+from kimi_runbook.host_facts import ContainerFacts, Listener
+from kimi_runbook.interconnect import debug_variables
+from kimi_runbook.launch import same_arguments
+from kimi_runbook.reading import data_file
+from kimi_runbook.rules import Case
+
+
+def judge(case: Case) -> Iterator[Finding]:
+    """Yield the findings about the engine."""
+    wanted, container = case.expected.engine, case.snapshot.container
+    if wanted is None:
+        return
+    if wanted.serves_http:
+        yield from _port(case, wanted)
+    if container is None or not container.running:
+        yield case.finding(
+            "engine.absent",
+            observed=f"container {wanted.container} {'absent' if container is None else 'stopped'}",
+            expected="running",
+        )
+        return
+    yield from _image(case, container)
+    yield from _launch(case, wanted, container)
+    yield from _files(case, container)
+    if container.restart_count > 0:
+        yield case.finding("engine.restarted", observed=f"{container.restart_count} restarts", expected="none")
+    for name in sorted(container.env):
+        if name in debug_variables():
+            yield case.finding(
+                "interconnect.debug_leftover",
+                observed=f"{name}={container.env[name]} in container {container.name}",
+                expected="not set",
+                subject=name,
+            )
+
+
+def _port(case: Case, wanted: ExpectedEngine) -> Iterator[Finding]:
+    reported: set[tuple[int | None, str | None]] = set()
+    for listener in case.snapshot.network.listening:
+        who = (listener.pid, listener.process)
+        if listener.port != wanted.port or who in reported or _is_ours(listener, wanted, case.snapshot.container):
+            continue
+        reported.add(who)
+        yield case.finding(
+            "port.taken",
+            observed=f"port {wanted.port}: {listener.process or 'an unknown process'}"
+            + (f" (pid {listener.pid})" if listener.pid else "")
+            + f" listens on {listener.address or 'it'}",
+            expected=f"free, or held by {wanted.container}",
+            subject=str(wanted.port),
+        )
+
+
+def _is_ours(listener: Listener, wanted: ExpectedEngine, container: ContainerFacts | None) -> bool:
+    """Whether the engine itself listens: its container runs, and process or pid do not speak against it.
+
+    The listener may be a child of the container's first process, so another pid alone proves nothing.
+    """
+    if container is None or not container.running or container.name != wanted.container:
+        return False
+    if listener.container is not None:
+        return listener.container in (container.name, container.id)
+    if listener.pid is None or listener.pid == container.pid or listener.process is None:
+        return True
+    return process_matches(listener.process, data_file("platform.yml").texts("engine_server_processes"))
+
+
+def _image(case: Case, container: ContainerFacts) -> Iterator[Finding]:
+    image = case.expected.image
+    if image is None:
+        return
+    references = (container.image_reference or "", *container.image_repo_digests)
+    if not any(reference.partition("@")[2] == image.digest for reference in references):
+        yield case.finding(
+            "engine.image", observed=container.image_reference or "an unknown image", expected=image.reference
+        )
+
+
+def _launch(case: Case, wanted: ExpectedEngine, container: ContainerFacts) -> Iterator[Finding]:
+    if wanted.args is not None and not same_arguments(container.args, wanted.args):
+        missing = [argument for argument in wanted.args if argument not in container.args]
+        extra = [argument for argument in container.args if argument not in (*wanted.args, "serve")]
+        yield case.finding(
+            "engine.args",
+            observed=" ".join(extra) or ("another order" if not missing else f"without {' '.join(missing)}"),
+            expected=" ".join(missing) or "the arguments of the inventory, no others",
+        )
+    for name, value in (wanted.env or {}).items():
+        if container.env.get(name) != value:
+            yield case.finding(
+                "engine.env",
+                observed=f"{name}={container.env[name]}" if name in container.env else f"{name} not set",
+                expected=value,
+                subject=name,
+            )
+
+
+def _files(case: Case, container: ContainerFacts) -> Iterator[Finding]:
+    for file in case.expected.files:
+        if file.path in container.files and file.sha256 and container.files[file.path] != file.sha256:
+            inside = container.files[file.path]
+            yield case.finding(
+                "engine.files",
+                observed=f"{file.path} in the container: {f'sha256 {inside[:12]}' if inside else 'missing'}",
+                expected=f"sha256 {file.sha256[:12]}",
+                subject=file.path,
+            )

@@ -1,0 +1,66 @@
+"""Rules about the engine image: architecture, presence, room for a pull."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kimi_runbook.expected import ExpectedImage
+from kimi_runbook.findings import Finding
+from kimi_runbook.registry import oci_architecture
+from kimi_runbook.rules import Case
+
+_GIB = 2**30
+
+
+def judge(case: Case) -> Iterator[Finding]:
+    """Yield the findings about the image."""
+    wanted = case.expected.image
+    if wanted is None:
+        return
+    machine = case.snapshot.os.arch
+    architecture = oci_architecture(machine) if machine else None
+    offered = wanted.architectures or tuple(case.lock.image.manifests)
+    if architecture is not None and architecture not in offered:
+        yield case.finding(
+            "image.arch_missing",
+            observed=f"{wanted.reference} exists for {', '.join(sorted(offered))}",
+            expected=architecture,
+            subject=architecture,
+        )
+        return
+    if image_present(case, wanted):
+        image = case.snapshot.image
+        if image and image.architecture and architecture and image.architecture != architecture:
+            yield case.finding("image.architecture", observed=image.architecture, expected=architecture)
+        return
+    yield from _room(case, wanted)
+    yield case.finding("image.absent", observed="not in the host's store", expected=wanted.reference)
+
+
+def image_present(case: Case, wanted: ExpectedImage) -> bool:
+    """Whether the host's store has the pinned digest; the image id proves nothing, only RepoDigests do."""
+    image = case.snapshot.image
+    return (
+        image is not None
+        and image.present
+        and any(entry.partition("@")[2] == wanted.digest for entry in image.repo_digests)
+    )
+
+
+def _room(case: Case, wanted: ExpectedImage) -> Iterator[Finding]:
+    runtime = case.snapshot.runtime
+    store = runtime.store_path or runtime.root_dir or "the image store"
+    if runtime.free_bytes is not None and runtime.free_bytes < wanted.bytes_needed:
+        yield case.finding(
+            "disk.short",
+            observed=f"{store}: {runtime.free_bytes / _GIB:.2f} GiB free",
+            expected=f"{wanted.bytes_needed / _GIB:.2f} GiB",
+            subject=store,
+        )
+    if runtime.free_inodes is not None and runtime.free_inodes < wanted.inodes_needed:
+        yield case.finding(
+            "disk.short",
+            observed=f"{store}: {runtime.free_inodes} inodes free",
+            expected=f"{wanted.inodes_needed} inodes",
+            subject=store,
+        )

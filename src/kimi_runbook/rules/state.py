@@ -1,0 +1,154 @@
+"""Rules about what roles declare: packages, files, units, kernel modules, Docker's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from kimi_runbook.driver_verdict import same_version
+from kimi_runbook.expected import ExpectedFile, ExpectedPackage, ExpectedUnit
+from kimi_runbook.findings import Finding
+from kimi_runbook.reading import canonical_json
+from kimi_runbook.rules import Case
+
+# States in which a unit is there after a boot; "enabled-runtime" is not. Source: systemctl(1), is-enabled.
+_STARTS_AT_BOOT = ("enabled", "static", "alias", "indirect", "generated")
+
+
+def judge(case: Case) -> Iterator[Finding]:
+    """Yield one finding per declared thing that differs."""
+    for package in case.expected.packages:
+        yield from _package(case, package)
+    for file in case.expected.files:
+        yield from _file(case, file)
+    for unit in case.expected.units:
+        yield from _unit(case, unit)
+    modules = {name.replace("-", "_"): module for name, module in case.snapshot.modules.items()}
+    for module in case.expected.modules:
+        found = modules.get(module.name.replace("-", "_"))
+        if found is None:
+            yield case.not_asked(f"module {module.name}")
+        elif not found.loaded:
+            yield case.finding(
+                "module.unloaded",
+                observed=f"{module.name} not loaded",
+                expected="loaded",
+                subject=module.name,
+                role=module.role,
+            )
+    yield from _daemon(case)
+
+
+def _package(case: Case, package: ExpectedPackage) -> Iterator[Finding]:
+    name = package.name
+    if name not in case.snapshot.packages:
+        yield case.not_asked(f"package {name}")
+        return
+    installed = case.snapshot.packages[name]
+    wanted = package.version or "any version"
+    if installed is None:
+        yield case.finding(
+            "package.missing", observed=f"{name} not installed", expected=wanted, subject=name, role=package.role
+        )
+        return
+    if package.version is not None and not same_version(installed.version, package.version):
+        yield case.finding(
+            "package.version", observed=f"{name} {installed.version}", expected=wanted, subject=name, role=package.role
+        )
+    elif package.held and not installed.held:
+        yield case.finding(
+            "package.unheld", observed=f"{name} not held", expected="held", subject=name, role=package.role
+        )
+
+
+def _file(case: Case, file: ExpectedFile) -> Iterator[Finding]:
+    path = file.path
+    if path not in case.snapshot.files:
+        yield case.not_asked(f"file {path}")
+        return
+    present = case.snapshot.files[path]
+    if present is None:
+        yield case.finding("file.missing", observed=f"{path} missing", expected="present", subject=path, role=file.role)
+        return
+    if file.sha256 is not None and present.sha256 != file.sha256:
+        yield case.finding(
+            "file.content",
+            observed=f"{path} sha256 {(present.sha256 or 'unknown')[:12]}",
+            expected=f"sha256 {file.sha256[:12]}",
+            subject=path,
+            role=file.role,
+        )
+    if file.mode is not None and (present.mode or "").lstrip("0") != file.mode.lstrip("0"):
+        yield case.finding(
+            "file.mode",
+            observed=f"{path} mode {present.mode or 'unknown'}",
+            expected=f"mode {file.mode}",
+            subject=path,
+            role=file.role,
+        )
+
+
+def _unit(case: Case, unit: ExpectedUnit) -> Iterator[Finding]:
+    name = unit.name
+    present = case.snapshot.units.get(name)
+    if present is None:
+        yield case.not_asked(f"unit {name}")
+        return
+    if present.load == "not-found":
+        if unit.enabled or unit.active:
+            yield case.finding(
+                "unit.missing", observed=f"{name} not found", expected="present", subject=name, role=unit.role
+            )
+        return
+    if unit.enabled is not None and (present.enabled in _STARTS_AT_BOOT) != unit.enabled:
+        yield case.finding(
+            "unit.enablement",
+            observed=f"{name} {present.enabled or 'unknown'}",
+            expected="enabled" if unit.enabled else "disabled",
+            subject=name,
+            role=unit.role,
+        )
+    if unit.active is not None and (present.active == "active") != unit.active:
+        yield case.finding(
+            "unit.inactive" if unit.active else "unit.active",
+            observed=f"{name} {present.active or 'unknown'}",
+            expected="active" if unit.active else "inactive",
+            subject=name,
+            role=unit.role,
+        )
+
+
+def _daemon(case: Case) -> Iterator[Finding]:
+    runtime, role = case.snapshot.runtime, case.expected.daemon_role
+    if runtime.daemon_error:
+        yield case.finding(
+            "daemon.unreadable",
+            observed=f"daemon.json: {runtime.daemon_error}",
+            expected="a JSON object",
+            subject="daemon.json",
+            role=role,
+        )
+        return
+    present = runtime.daemon or {}
+    for key, wanted in case.expected.daemon_settings.items():
+        if not contains(present.get(key), wanted):
+            observed = canonical_json(present[key]) if key in present else "not set"
+            yield case.finding(
+                "daemon.setting",
+                observed=f"daemon.json {key}: {observed}",
+                expected=canonical_json(wanted),
+                subject=key,
+                role=role,
+            )
+
+
+def contains(present: object, wanted: object) -> bool:
+    """Whether a setting holds the wanted one: mappings and lists may hold more, other values must be equal."""
+    if isinstance(wanted, Mapping):
+        return isinstance(present, Mapping) and all(
+            key in present and contains(present[key], value) for key, value in wanted.items()
+        )
+    if isinstance(wanted, list | tuple):
+        return isinstance(present, list | tuple) and all(
+            any(contains(have, want) for have in present) for want in wanted
+        )
+    return isinstance(present, bool) == isinstance(wanted, bool) and present == wanted  # True == 1 in Python

@@ -1,0 +1,96 @@
+"""The client: answers, and every way an answer can be none."""
+
+import socket
+
+import pytest
+
+from kimi_runbook.acceptance.client import EngineClient
+from kimi_runbook.acceptance.http import (
+    BadAnswerError,
+    BadStatusError,
+    NotReachableError,
+    TimedOutError,
+    TruncatedError,
+)
+from tests.faults.engine.fake_engine import MODEL, FakeEngine, Fault
+
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+
+
+def test_chat_stream_and_completion_carry_text_and_usage() -> None:
+    with FakeEngine() as engine:
+        client = EngineClient(engine.url)
+        chat, stream = client.chat(CHAT), client.stream_chat(CHAT)
+        complete = client.complete({"model": MODEL, "prompt": "hello", "max_tokens": 3})
+        streamed = client.stream_complete({"model": MODEL, "prompt": "hello", "max_tokens": 3})
+    assert chat.text == stream.text == "xxxx"
+    assert complete.text == "xxx"
+    assert chat.usage == stream.usage
+    assert stream.chunks == 4
+    assert stream.first_token_s is not None
+    assert 0 < stream.first_token_s <= stream.total_s
+    assert streamed.usage is not None
+    assert streamed.usage.prompt_tokens == 5
+
+
+def test_tokenize_counts_what_the_chat_route_charges() -> None:
+    with FakeEngine() as engine:
+        client = EngineClient(engine.url)
+        usage = client.chat(CHAT).usage
+        assert usage is not None
+        assert len(client.tokenize(MODEL, [{"role": "user", "content": "hi"}], {})) == usage.prompt_tokens
+
+
+def test_absent_cached_tokens_are_not_zero() -> None:
+    with FakeEngine(Fault.CACHED_TOKENS_MISSING) as engine:
+        usage = EngineClient(engine.url).chat(CHAT).usage
+    assert usage is not None
+    assert usage.cached_tokens is None
+
+
+def test_questions_about_the_engine() -> None:
+    with FakeEngine() as engine:
+        client = EngineClient(engine.url)
+        assert (client.health(), client.version()) == (200, "0.32.0")
+        assert [(card.name, card.max_model_len) for card in client.models()] == [(MODEL, 4096)]
+
+
+def test_a_cut_stream_is_truncated_and_not_short() -> None:
+    with FakeEngine(Fault.STREAM_CUT) as engine, pytest.raises(TruncatedError):
+        EngineClient(engine.url).stream_chat(CHAT)
+
+
+def test_an_error_inside_a_200_is_an_error() -> None:
+    with FakeEngine(Fault.ERROR_IN_200) as engine:
+        for send in (EngineClient(engine.url).chat, EngineClient(engine.url).stream_chat):
+            with pytest.raises(BadAnswerError, match="engine is dead"):
+                send(CHAT)
+
+
+def test_a_refusal_keeps_its_status() -> None:
+    with FakeEngine() as engine, pytest.raises(BadStatusError, match="does not exist") as caught:
+        EngineClient(engine.url).chat(CHAT | {"model": "other"})
+    assert caught.value.status == 404
+
+
+def test_a_closed_port_is_not_reachable() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        with pytest.raises(NotReachableError):
+            EngineClient(url).health()
+
+
+def test_a_silent_engine_times_out() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(TimedOutError):
+            EngineClient(url, timeout_s=0.2).chat(CHAT)
+
+
+def test_a_stream_that_takes_longer_than_its_deadline_times_out() -> None:
+    with FakeEngine() as engine, pytest.raises(TimedOutError):
+        engine.token_delay_s = 0.1
+        EngineClient(engine.url, timeout_s=0.25).stream_chat(CHAT | {"max_tokens": 10})

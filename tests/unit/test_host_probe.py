@@ -1,0 +1,165 @@
+"""The host's answers, from a tree of files and canned command output."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import host_probe
+import pytest
+
+OPEN_580 = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.178.04  Release Build  (dvs-builder)\n"
+PROPRIETARY_570 = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.133.20  Sat Feb  1 00:00:00 UTC 2025\n"
+
+
+class Canned:
+    """Stands for subprocess.run: answers by program name, FileNotFoundError for the rest."""
+
+    def __init__(self, answers):
+        self.answers = answers
+
+    def __call__(self, argv, **_):
+        for start, (rc, out) in self.answers.items():
+            if " ".join(argv).startswith(start):
+                if rc == "timeout":
+                    raise subprocess.TimeoutExpired(argv, 10)
+                return subprocess.CompletedProcess(argv, rc, out, "")
+        raise FileNotFoundError(argv[0])
+
+
+def probe(root: Path, **answers) -> host_probe.Probe:
+    return host_probe.Probe(root=root, run=Canned({key.replace("_", " "): value for key, value in answers.items()}))
+
+
+def put(root: Path, path: str, text: str) -> None:
+    target = root / path.lstrip("/")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("line", "version", "flavour"),
+    [
+        pytest.param(OPEN_580, "580.178.04", "open", id="open"),
+        pytest.param(PROPRIETARY_570, "570.133.20", "proprietary", id="proprietary"),
+    ],
+)
+def test_driver_reads_the_loaded_version(tmp_path, line, version, flavour):
+    put(tmp_path, "/proc/driver/nvidia/version", line)
+    seen = host_probe.driver(probe(tmp_path))
+    assert (seen["loaded"], seen["flavour"]) == (version, flavour)
+
+
+def test_driver_keeps_disk_loaded_and_userspace_apart(tmp_path):
+    put(tmp_path, "/proc/driver/nvidia/version", PROPRIETARY_570)
+    put(tmp_path, "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.178.04", "")
+    (tmp_path / "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1").symlink_to("libnvidia-ml.so.580.178.04")
+    seen = host_probe.driver(
+        host_probe.Probe(
+            root=tmp_path,
+            run=Canned(
+                {
+                    "modinfo nvidia": (0, "version:        580.178.04\nlicense:        Dual MIT/GPL\n"),
+                    "nvidia-smi": (18, "Failed to initialize NVML: Driver/library version mismatch\n"),
+                }
+            ),
+        )
+    )
+    assert (seen["on_disk"], seen["loaded"], seen["userspace"]) == ("580.178.04", "570.133.20", "580.178.04")
+    assert seen["smi_rc"] == 18
+    assert "version mismatch" in seen["smi_message"]
+
+
+def test_a_host_without_anything_answers_all_the_same(tmp_path):
+    seen = host_probe.driver(probe(tmp_path))
+    assert seen["on_disk"] is None
+    assert seen["loaded"] is None
+    assert seen["smi_rc"] is None
+    assert host_probe.gpus(probe(tmp_path)) == []
+    assert host_probe.engine_container(probe(tmp_path), "kimi-engine", ["/etc/nccl.conf"]) is None
+
+
+def test_a_hanging_command_is_an_error_and_not_a_hang(tmp_path):
+    asked = host_probe.Probe(root=tmp_path, run=Canned({"nvidia-smi": ("timeout", "")}))
+    assert host_probe.gpus(asked) == []
+    assert asked.errors == [{"probe": "nvidia-smi", "message": "no answer within 10 s"}]
+
+
+def test_packages_tell_absent_installed_and_held_apart(tmp_path):
+    listing = (
+        "docker.io\tii \t20.10\nnvidia-driver-cuda\thi \t580.178.04-1\nnvidia-modprobe\trc \t570-1\nbash\tii \t5\n"
+    )
+    asked = host_probe.Probe(root=tmp_path, run=Canned({"dpkg-query": (0, listing)}))
+    assert host_probe.packages(asked, ["docker.io", "rdma-core"]) == {
+        "docker.io": {"version": "20.10", "held": False},
+        "rdma-core": None,
+        "nvidia-driver-cuda": {"version": "580.178.04-1", "held": True},
+    }
+
+
+def test_units_follow_the_order_they_were_asked_in(tmp_path):
+    answer = (
+        "LoadState=loaded\nActiveState=active\nUnitFileState=enabled\n\n"
+        "LoadState=not-found\nActiveState=inactive\nUnitFileState=\n"
+    )
+    asked = host_probe.Probe(root=tmp_path, run=Canned({"systemctl show": (0, answer)}))
+    assert host_probe.units(asked, ["docker.service", "nope.service"]) == {
+        "docker.service": {"load": "loaded", "active": "active", "enabled": "enabled"},
+        "nope.service": {"load": "not-found", "active": "inactive", "enabled": "not-found"},
+    }
+
+
+def test_listening_decodes_both_address_families(tmp_path):
+    head = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+    row = "   0: {address}:1F40 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4711 1\n"
+    put(tmp_path, "/proc/net/tcp", head + row.format(address="0B00A8C0"))
+    put(tmp_path, "/proc/net/tcp6", head + row.format(address="00000000000000000000000001000000"))
+    (tmp_path / "proc/42/fd").mkdir(parents=True)
+    (tmp_path / "proc/42/fd/3").symlink_to("socket:[4711]")
+    put(tmp_path, "/proc/42/comm", "nginx\n")
+    rows = host_probe.listening(probe(tmp_path), {8000})
+    assert [row["address"] for row in rows] == ["192.168.0.11", "::1"]
+    assert rows[0]["process"] == "nginx"
+    assert host_probe.listening(probe(tmp_path), {9000}) == []
+
+
+def test_the_container_shows_steering_variables_and_no_secret(tmp_path):
+    put(tmp_path, "/proc/77/root/etc/nccl.conf", "NCCL_IB_DISABLE=1\n")
+    container = {
+        "Id": "abc",
+        "Image": "sha256:1",
+        "Args": ["serve", "/model"],
+        "State": {"Pid": 77, "StartedAt": "2026-11-30T14:00:00Z"},
+        "Config": {"Image": "repo@sha256:2", "Env": ["VLLM_HOST_IP=192.0.2.1", "VLLM_API_KEY=s3cret", "HOME=/root"]},
+        "RestartCount": 2,
+    }
+    asked = host_probe.Probe(
+        root=tmp_path,
+        run=Canned(
+            {
+                "docker container inspect": (0, json.dumps([container])),
+                "docker image inspect": (0, json.dumps([{"RepoDigests": ["repo@sha256:2"]}])),
+            }
+        ),
+    )
+    seen = host_probe.engine_container(asked, "kimi-engine", ["/etc/nccl.conf", "/etc/ucx/ucx.conf"])
+    assert seen["env"] == {"VLLM_HOST_IP": "192.0.2.1"}
+    assert seen["image_repo_digests"] == ["repo@sha256:2"]
+    assert seen["restart_count"] == 2
+    assert len(seen["files"]["/etc/nccl.conf"]) == 64
+    assert seen["files"]["/etc/ucx/ucx.conf"] is None
+
+
+def test_files_report_content_and_mode(tmp_path):
+    put(tmp_path, "/etc/nccl.conf", "NCCL_NET=Socket\n")
+    (tmp_path / "etc/nccl.conf").chmod(0o640)
+    seen = host_probe.files(probe(tmp_path), ["/etc/nccl.conf", "/etc/absent"])
+    assert seen["/etc/nccl.conf"]["mode"] == "0640"
+    assert seen["/etc/absent"] is None
+
+
+def test_a_broken_daemon_json_is_told_and_not_hidden(tmp_path):
+    put(tmp_path, "/etc/docker/daemon.json", "{broken")
+    seen = host_probe.runtime(probe(tmp_path))
+    assert seen["daemon"] is None
+    assert "property name" in seen["daemon_error"]
+    assert seen["free_bytes"] > 0

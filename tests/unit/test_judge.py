@@ -1,0 +1,262 @@
+"""One thing spoiled per case: the judge says exactly that, and says nothing about a healthy host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from judging import IMAGE, a_lock, expected_data, snapshot_data, spoil
+
+from kimi_runbook.errors import RunbookError
+from kimi_runbook.findings import Finding
+from kimi_runbook.judge import judge_fleet, judge_host
+from kimi_runbook.lock import parse_lock
+from kimi_runbook.reading import data_file
+from kimi_runbook.snapshot import Snapshot
+
+OLD = "570.133.20"
+OTHER_IMAGE = IMAGE.replace("a" * 64, "c" * 64)
+NGINX = {"address": "127.0.0.1", "port": 8000, "pid": 7, "process": "nginx"}
+
+# Case: id, what is spoiled in the snapshot, and the (code, action, role) expected.
+CASES: list[tuple[str, dict[str, Any], list[tuple[str, str | None, str]]]] = [
+    ("healthy", {}, []),
+    ("os", {"os|id": "gentoo"}, [("os.unsupported", None, "host_snapshot")]),
+    ("release", {"os|version_id": "11"}, [("os.unsupported", None, "host_snapshot")]),
+    ("address", {"network|addresses": {"eth0": ["192.0.2.12"]}}, [("network.address_missing", None, "engine")]),
+    (
+        "probe",
+        {"errors": [{"probe": "nvidia-smi", "message": "late"}]},
+        [("snapshot.probe_failed", None, "host_snapshot")],
+    ),
+    ("standin", {"driver|standin": True}, [("host.simulated", None, "host_snapshot")]),
+    ("port", {"network|listening": [NGINX]}, [("port.taken", None, "engine")]),
+    (
+        "port-and-no-engine",
+        {"network|listening|0|pid": None, "engine|container": None},
+        [("port.taken", None, "engine"), ("engine.absent", "restart", "engine")],
+    ),
+    ("worker-listens", {"network|listening|0|pid": 43}, []),
+    ("arch", {"os|arch": "aarch64"}, [("image.arch_missing", None, "engine_image")]),
+    ("image-absent", {"image": None}, [("image.absent", "pull", "engine_image")]),
+    ("image-other-digest", {"image|repo_digests": [OTHER_IMAGE]}, [("image.absent", "pull", "engine_image")]),
+    ("image-arch", {"image|architecture": "arm64"}, [("image.architecture", "pull", "engine_image")]),
+    (
+        "disk",
+        {"image|present": False, "runtime|free_bytes": 1999},
+        [("disk.short", None, "engine_image"), ("image.absent", "pull", "engine_image")],
+    ),
+    (
+        "inodes",
+        {"image|present": False, "runtime|free_inodes": 99},
+        [("disk.short", None, "engine_image"), ("image.absent", "pull", "engine_image")],
+    ),
+    ("disk-full-but-image-there", {"runtime|free_bytes": 0, "runtime|free_inodes": 0}, []),
+    ("inodes-not-counted", {"runtime|free_inodes": None}, []),
+    (
+        "driver-older",
+        {"driver|on_disk": OLD, "driver|loaded": OLD, "driver|userspace": OLD},
+        [("driver.install", "install", "gpu_driver"), ("driver.reboot", "reboot", "gpu_driver")],
+    ),
+    ("driver-not-loaded", {"driver|loaded": OLD, "driver|smi_rc": 18}, [("driver.reboot", "reboot", "gpu_driver")]),
+    (
+        "driver-not-built",
+        {"driver|on_disk": None, "driver|loaded": OLD},
+        [("driver.repair", "repair", "gpu_driver"), ("driver.reboot", "reboot", "gpu_driver")],
+    ),
+    ("driver-proprietary", {"driver|flavour": "proprietary"}, [("driver.install", "install", "gpu_driver")]),
+    ("smi-fails", {"driver|smi_rc": 15}, [("driver.smi_failed", None, "gpu_driver")]),
+    ("smi-mismatch", {"driver|smi_rc": 18}, [("driver.repair", "repair", "gpu_driver")]),
+    (
+        "secure-boot",
+        {"driver|on_disk": OLD, "driver|secure_boot": True},
+        [("driver.secure_boot", None, "gpu_driver"), ("driver.install", "install", "gpu_driver")],
+    ),
+    ("secure-boot-and-nothing-to-do", {"driver|secure_boot": True}, []),
+    (
+        "headers",
+        {"driver|on_disk": OLD, "driver|headers_present": False},
+        [("driver.headers_missing", None, "gpu_driver"), ("driver.install", "install", "gpu_driver")],
+    ),
+    (
+        "runfile",
+        {"driver|on_disk": OLD, "driver|runfile": True},
+        [("driver.runfile", None, "gpu_driver"), ("driver.install", "install", "gpu_driver")],
+    ),
+    (
+        "stranger-on-gpu",
+        {"driver|on_disk": OLD, "driver|holders": [{"pid": 9, "name": "jupyter"}]},
+        [("driver.foreign_holder", None, "gpu_driver"), ("driver.install", "install", "gpu_driver")],
+    ),
+    (
+        "known-on-gpu",
+        {"driver|on_disk": OLD, "driver|holders": [{"pid": 9, "name": "nvidia-persiste"}, {"pid": 42, "name": "x"}]},
+        [("driver.install", "install", "gpu_driver")],
+    ),
+    ("package-missing", {"packages|docker.io": None}, [("package.missing", "install", "container_runtime")]),
+    (
+        "package-version",
+        {"packages|nvidia-kernel-open-dkms|version": "580.167.08-1"},
+        [("package.version", "install", "gpu_driver")],
+    ),
+    (
+        "package-unheld",
+        {"packages|nvidia-kernel-open-dkms|held": False},
+        [("package.unheld", "configure", "gpu_driver")],
+    ),
+    ("package-held-by-choice", {"packages|docker.io|held": True}, []),
+    (
+        "package-not-asked",
+        {"packages": {"docker.io": {"version": "1"}}},
+        [("snapshot.incomplete", None, "host_snapshot")],
+    ),
+    ("file-missing", {"files|/etc/nccl.conf": None}, [("file.missing", "configure", "interconnect")]),
+    ("file-content", {"files|/etc/nccl.conf|sha256": "2" * 64}, [("file.content", "configure", "interconnect")]),
+    ("file-mode", {"files|/etc/nccl.conf|mode": "0600"}, [("file.mode", "configure", "interconnect")]),
+    (
+        "unit-missing",
+        {"units|docker.service": {"load": "not-found", "active": "inactive", "enabled": ""}},
+        [("unit.missing", "configure", "container_runtime")],
+    ),
+    (
+        "unit-disabled",
+        {"units|docker.service|enabled": "disabled"},
+        [("unit.enablement", "configure", "container_runtime")],
+    ),
+    (
+        "unit-until-reboot",
+        {"units|docker.service|enabled": "enabled-runtime"},
+        [("unit.enablement", "configure", "container_runtime")],
+    ),
+    ("unit-failed", {"units|docker.service|active": "failed"}, [("unit.inactive", "restart", "container_runtime")]),
+    ("module", {"modules|mlx5_core|loaded": False}, [("module.unloaded", "configure", "rdma")]),
+    (
+        "daemon-key",
+        {"runtime|daemon": {"log-driver": "journald"}},
+        [("daemon.setting", "configure", "container_runtime")],
+    ),
+    ("daemon-absent", {"runtime|daemon": None}, [("daemon.setting", "configure", "container_runtime")]),
+    (
+        "daemon-malformed",
+        {"runtime|daemon": None, "runtime|daemon_error": "line 3"},
+        [("daemon.unreadable", None, "container_runtime")],
+    ),
+    (
+        "engine-stopped",
+        {"engine|container|pid": None, "network|listening": []},
+        [("engine.absent", "restart", "engine")],
+    ),
+    (
+        "engine-image",
+        {"engine|container|image_reference": OTHER_IMAGE, "engine|container|image_repo_digests": [OTHER_IMAGE]},
+        [("engine.image", "restart", "engine")],
+    ),
+    ("engine-args", {"engine|container|args": ["serve", "/models/k3"]}, [("engine.args", "restart", "engine")]),
+    ("engine-env", {"engine|container|env": {}}, [("engine.env", "restart", "engine")]),
+    ("engine-file", {"engine|container|files": {"/etc/nccl.conf": None}}, [("engine.files", "restart", "engine")]),
+    ("engine-restarts", {"engine|container|restart_count": 2}, [("engine.restarted", None, "engine")]),
+    (
+        "debug",
+        {"engine|container|env": {"VLLM_HOST_IP": "192.0.2.11", "NCCL_DEBUG": "INFO"}},
+        [("interconnect.debug_leftover", None, "interconnect")],
+    ),
+]
+
+
+def judged(changes: dict[str, Any], expected: dict[str, Any] | None = None) -> tuple[Finding, ...]:
+    data = snapshot_data()
+    for path, value in changes.items():
+        spoil(data, path, value)
+    return judge_host(Snapshot.from_json(data), expected or expected_data(), a_lock())
+
+
+@pytest.mark.parametrize(("changes", "wanted"), [pytest.param(*case[1:], id=case[0]) for case in CASES])
+def test_one_spoiled_thing_gives_its_finding(
+    changes: dict[str, Any], wanted: list[tuple[str, str | None, str]]
+) -> None:
+    assert [(finding.code, finding.action, finding.role) for finding in judged(changes)] == wanted
+
+
+def test_every_finding_is_complete() -> None:
+    for _, changes, _ in CASES:
+        for finding in judged(changes):
+            assert finding.observed and finding.expected and finding.source and finding.next_step
+            assert "{" not in finding.next_step
+            assert (finding.severity == "change") == (finding.action is not None)
+            assert Finding.from_json(finding.to_json()) == finding
+
+
+def test_every_code_of_the_catalogue_is_reached() -> None:
+    reached = {code for *_, wanted in CASES for code, *_ in wanted}
+    elsewhere = {"host.unreachable", "host.kernel", "driver.reload", "unit.active"}  # tests below
+    assert reached | elsewhere == set(data_file("findings.yml").names())
+    assert not reached & elsewhere
+
+
+def test_unreachable_host() -> None:
+    (finding,) = judge_host(None, expected_data(), a_lock())
+    assert (finding.code, finding.severity, finding.host) == ("host.unreachable", "stop", "k3-a")
+
+
+def test_fleet_takes_a_missing_snapshot_for_an_unreachable_host() -> None:
+    healthy = Snapshot.from_json(snapshot_data())
+    expected = {"k3-a": expected_data(), "k3-b": {**expected_data(), "host": "k3-b"}}
+    assert [(f.host, f.code) for f in judge_fleet({"k3-a": healthy}, expected, a_lock())] == [
+        ("k3-b", "host.unreachable")
+    ]
+    findings = judge_fleet({"k3-a": healthy, "k3-c": None}, {"k3-a": expected_data()}, a_lock())
+    assert [(f.host, f.code) for f in findings] == [("k3-c", "host.unreachable")]
+
+
+def test_fleet_refuses_a_snapshot_nothing_is_expected_of() -> None:
+    with pytest.raises(RunbookError, match="nothing is expected of"):
+        judge_fleet({"stranger": Snapshot.from_json(snapshot_data())}, {}, a_lock())
+
+
+def test_locked_kernel_and_distribution() -> None:
+    from judging import lock_data  # noqa: PLC0415 - only this test changes the lock's root
+
+    lock = parse_lock({**lock_data(), "kernel": "6.1.0-30", "os": "debian 13"}, "lock.yml")
+    findings = judge_host(Snapshot.from_json(snapshot_data()), expected_data(), lock)
+    assert [(f.code, f.expected) for f in findings] == [("os.unsupported", "debian 13"), ("host.kernel", "6.1.0-30")]
+
+
+def test_reload_where_the_site_allows_it() -> None:
+    expected = expected_data()
+    expected["driver"]["activation"] = "reload"
+    assert [f.code for f in judged({"driver|loaded": OLD}, expected)] == ["driver.reload"]
+    busy = {"driver|loaded": OLD, "modules|nvidia_drm": {"loaded": True, "refcnt": 1}}
+    assert [f.code for f in judged(busy, expected)] == ["driver.reboot"]
+
+
+def test_unit_that_must_not_run() -> None:
+    expected = expected_data()
+    expected["units"][0] |= {"active": False, "enabled": None}
+    assert [f.code for f in judged({}, expected)] == ["unit.active"]
+
+
+def test_headless_node_leaves_the_port_alone() -> None:
+    expected = expected_data()
+    expected["engine"]["serves_http"] = False
+    assert judged({"network|listening": [NGINX]}, expected) == ()
+
+
+@pytest.mark.parametrize(
+    ("part", "key", "value"), [("driver", "version", "580.167.08"), ("image", "reference", OTHER_IMAGE)]
+)
+def test_expected_of_another_lock_is_refused(part: str, key: str, value: str) -> None:
+    expected = expected_data()
+    expected[part][key] = value
+    with pytest.raises(RunbookError, match="as the lock has it"):
+        judge_host(None, expected, a_lock())
+
+
+def test_misspelt_expectation_is_refused() -> None:
+    with pytest.raises(RunbookError, match="unknown key pakages"):
+        judge_host(None, {"host": "k3-a", "pakages": []}, a_lock())
+
+
+def test_supported_distributions_come_from_the_data_where_the_inventory_has_none() -> None:
+    expected = {**expected_data(), "supported_os": []}
+    assert judged({"os|version_id": "13"}, expected) == ()
+    assert [f.expected for f in judged({"os|id": "arch"}, expected)] == ["debian 12 or debian 13"]

@@ -1,0 +1,165 @@
+"""Plans: from findings, in batches, compared; and the table people read first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from judging import a_lock, expected_data, snapshot_data, spoil
+
+from kimi_runbook.errors import RunbookError
+from kimi_runbook.findings import Finding, make_finding
+from kimi_runbook.judge import judge_host
+from kimi_runbook.plan import Plan, build_plan, diff, make_batches, render_findings_table
+from kimi_runbook.snapshot import Snapshot
+
+
+def change(host: str, code: str, role: str, observed: str = "x") -> Finding:
+    return make_finding(code, host=host, observed=observed, expected="y", role=role)
+
+
+FINDINGS = [
+    change("b", "engine.absent", "engine"),
+    change("b", "driver.reboot", "gpu_driver"),
+    change("b", "package.version", "gpu_driver"),
+    change("c", "file.content", "interconnect"),
+    make_finding("engine.restarted", host="a", observed="1", expected="0"),
+]
+BATCHES = (("a",), ("b", "c"))
+
+
+def a_plan(findings: list[Finding] = FINDINGS, run_id: str = "r1") -> Plan:
+    return build_plan(run_id, findings, a_lock(), BATCHES)
+
+
+@pytest.mark.parametrize(
+    ("count", "sizes", "wanted"),
+    [
+        (2, [1, "25%"], [1, 1]),
+        (10, [1, "25%"], [1, 2, 2, 2, 2, 1]),
+        (10, ["100%"], [10]),
+        (5, [2], [2, 2, 1]),
+        (5, ["1", 3], [1, 3, 1]),
+        (3, ["1%"], [1, 1, 1]),
+        (0, [1], []),
+    ],
+)
+def test_make_batches(count: int, sizes: list[int | str], wanted: list[int]) -> None:
+    hosts = [f"h{n}" for n in range(count)]
+    batches = make_batches(hosts, sizes)
+    assert [len(batch) for batch in batches] == wanted
+    assert [host for batch in batches for host in batch] == hosts
+
+
+@pytest.mark.parametrize("sizes", [[], [0], [-1], ["0%"], ["101%"], ["a few"], [1.5], [True]])
+def test_make_batches_refuses(sizes: list[Any]) -> None:
+    with pytest.raises(RunbookError, match="batch sizes"):
+        make_batches(["a"], sizes)
+
+
+def test_actions_come_in_the_order_in_which_they_are_done() -> None:
+    plan = a_plan()
+    assert [(item.action, item.role) for item in plan.hosts["b"]] == [
+        ("install", "gpu_driver"),
+        ("reboot", "gpu_driver"),
+        ("restart", "engine"),
+    ]
+    assert plan.hosts["a"] == ()
+
+
+def test_changed_hosts_and_batches() -> None:
+    plan = a_plan()
+    assert plan.changed_hosts() == ("b", "c")
+    assert plan.changed_hosts({"engine"}) == ("b",)
+    assert plan.changed_hosts({"rdma"}) == ()
+    assert plan.changed_batches({"interconnect"}) == (("c",),)
+
+
+def test_round_trip_and_digest() -> None:
+    plan = a_plan()
+    assert Plan.from_json(plan.to_json()) == plan
+    assert a_plan(run_id="r2").digest() == plan.digest()
+    assert a_plan(FINDINGS[1:]).digest() != plan.digest()
+
+
+def test_diff() -> None:
+    assert diff(a_plan(), a_plan(run_id="r2")) == ()
+    later = build_plan(
+        "r2", [*FINDINGS[1:], change("a", "image.absent", "engine_image")], a_lock(tag="v2"), (("a", "b"), ("c",))
+    )
+    lines = diff(a_plan(), later)
+    assert [line.split(":")[0] for line in lines] == [
+        "- lock sha256",
+        "+ lock sha256",
+        "+ a",
+        "- b",
+        "- batches a | b, c",
+        "+ batches a, b | c",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("batches", "message"), [([["a"]], "b: in no batch"), ([["a", "b", "c"], ["a"]], "a: in more than one batch")]
+)
+def test_hosts_and_batches_must_fit(batches: list[list[str]], message: str) -> None:
+    with pytest.raises(RunbookError, match=message):
+        build_plan("r", FINDINGS, a_lock(), batches)
+
+
+def test_table() -> None:
+    data = snapshot_data()
+    for path, value in {
+        "driver|on_disk": "570.133.20",
+        "driver|loaded": "570.133.20",
+        "driver|standin": True,
+        "files|/etc/nccl.conf": None,
+        "errors": [{"probe": "nvidia-smi", "message": "grün " + "very long " * 30}],
+    }.items():
+        spoil(data, path, value)
+    sick = Snapshot.from_json(data)
+    healthy = Snapshot.from_json({**snapshot_data(), "hostname": "k3-b"})
+    findings = [
+        *judge_host(None, {"host": "k3-c-with-a-very-long-name"}, a_lock()),
+        *judge_host(sick, expected_data(), a_lock()),
+    ]
+    table = render_findings_table(
+        {"k3-a": sick, "k3-b": healthy, "k3-c-with-a-very-long-name": None}, findings, a_lock()
+    )
+    lines = table.splitlines()
+    assert table.isascii() and max(map(len, lines)) <= 120
+    assert lines[0].split() == [
+        "HOST",
+        "DRIVER",
+        "disk/loaded/target",
+        "RUNTIME",
+        "IMAGE",
+        "NCCL/UCX",
+        "ENGINE",
+        "VERDICT",
+    ]
+    assert lines[1].split() == [
+        *("k3-a", "570.133.20/570.133.20/580.178.04", "20.10.24", "present", "change", "running"),
+        *("install", "configure", "reboot"),
+    ]
+    assert lines[2].split() == [
+        "k3-b",
+        "580.178.04/580.178.04/580.178.04",
+        "20.10.24",
+        "present",
+        "ok",
+        "running",
+        "ok",
+    ]
+    assert lines[3].split() == ["k3-c-with-a-very-l..", "-", "-", "-", "-", "-", "STOP", "(1)"]
+    severities = [line.split()[0] for line in lines[5:-2] if not line.startswith(" ")]
+    assert severities == ["stop", "change", "change", "change", "warn", "info"]
+    assert lines[-1] == "fleet: 3 hosts, 1 stops, 3 changes on 1 hosts, 1 warnings (simulated GPUs)"
+
+
+def test_table_of_a_bare_host_and_of_a_stopped_engine() -> None:
+    bare = Snapshot.from_json({"schema_version": 1, "hostname": "bare"})
+    stopped = snapshot_data()
+    stopped["engine"]["container"]["pid"] = None
+    lines = render_findings_table({"bare": bare, "k3-a": Snapshot.from_json(stopped)}, []).splitlines()
+    assert lines[1].split() == ["bare", "none/none/-", "none", "absent", "ok", "absent", "ok"]
+    assert lines[2].split()[5] == "stopped"

@@ -1,0 +1,61 @@
+"""What the roles want, added up for the judge."""
+
+import hashlib
+
+import pytest
+
+from kimi_runbook import wishes
+from kimi_runbook.errors import RunbookError
+
+REPOSITORY = {"name": "cuda", "uris": ["http://mirror.example/cuda"], "suites": ["stable"], "components": ["main"]}
+
+
+def test_apt_source_writes_key_and_entry(tmp_path):
+    key = tmp_path / "key.asc"
+    key.write_text("-----BEGIN PGP PUBLIC KEY BLOCK-----\n", encoding="utf-8")
+    files = wishes.apt_source({**REPOSITORY, "key_file": str(key)}, "/usr/share/keyrings/cuda.asc")
+    assert files[0] == {"path": "/usr/share/keyrings/cuda.asc", "mode": "0644", "content": key.read_text()}
+    assert files[1]["path"] == "/etc/apt/sources.list.d/cuda.sources"
+    assert "Suites: stable\nComponents: main\nSigned-By: /usr/share/keyrings/cuda.asc\n" in files[1]["content"]
+
+
+def test_a_flat_repository_has_no_components(tmp_path):
+    key = tmp_path / "key.asc"
+    key.write_text("key", encoding="utf-8")
+    flat = {**REPOSITORY, "suites": ["/"], "components": [], "key_file": str(key)}
+    assert "Components" not in wishes.apt_source(flat, "/k.asc")[1]["content"]
+
+
+@pytest.mark.parametrize("key_file", ["", "/does/not/exist.asc"])
+def test_a_missing_key_stops_with_the_next_step(key_file):
+    with pytest.raises(RunbookError, match=r"apt source cuda: no signing key .* gpg"):
+        wishes.apt_source({**REPOSITORY, "key_file": key_file}, "/k.asc")
+
+
+def test_apt_names_pin_where_a_version_is_wished_for():
+    assert wishes.apt_names(wishes.packages(["a"], "1-1") + wishes.packages(["b"])) == ["a=1-1", "b"]
+
+
+def test_assemble_names_the_role_of_every_wish():
+    parts = {
+        "rdma": {
+            "files": [{"path": "/etc/x", "mode": "0644", "content": "x\n"}],
+            "packages": wishes.packages(["rdma-core"]),
+            "modules": ["ib_umad"],
+        },
+        "gpu_driver": {
+            "units": wishes.units(["p.service"]),
+            "driver": {"version": "580.178.04", "activation": "reboot"},
+        },
+        "container_runtime": {"daemon": {"mtu": 9000}},
+        "engine": {},
+    }
+    expected = wishes.assemble(parts, "k3-a", "192.0.2.1", [{"id": "debian", "versions": ["12"]}])
+    assert expected["files"] == [
+        {"role": "rdma", "path": "/etc/x", "mode": "0644", "sha256": hashlib.sha256(b"x\n").hexdigest()}
+    ]
+    assert expected["modules"] == [{"role": "rdma", "name": "ib_umad"}]
+    assert expected["units"] == [{"role": "gpu_driver", "name": "p.service", "enabled": True, "active": True}]
+    assert expected["daemon"] == {"role": "container_runtime", "settings": {"mtu": 9000}}
+    assert expected["driver"]["version"] == "580.178.04"
+    assert "image" not in expected
