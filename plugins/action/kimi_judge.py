@@ -1,0 +1,68 @@
+"""Judge every host's snapshot in one process, print one table, write findings and plan."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from ansible.errors import AnsibleActionFail
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+
+from kimi_runbook.judge import judge_fleet
+from kimi_runbook.lock import parse_lock
+from kimi_runbook.plan import build_plan, make_batches, render_findings_table
+from kimi_runbook.snapshot import Snapshot
+
+
+def _write(path, value):
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+class ActionModule(ActionBase):
+    """Arguments: run, lock, batches, settled_roles. Returns ``plan`` and ``findings``; fails on a stop code."""
+
+    TRANSFERS_FILES = False
+    _supports_check_mode = True
+
+    def run(self, tmp=None, task_vars=None):
+        """Compare, write, print; a stop code ends the run before anything is changed."""
+        result = super().run(tmp, task_vars)
+        args = self._task.args
+        hosts = list(task_vars["ansible_play_hosts_all"])
+        hostvars = task_vars["hostvars"]
+        answering = set(task_vars["ansible_play_hosts"])
+        raw = {host: dict(hostvars[host]["__host_snapshot_taken"]["snapshot"]) for host in hosts if host in answering}
+        expected = {host: dict(hostvars[host]["kimi_expected"]) for host in raw}
+        lock = parse_lock(args["lock"], "the run's lock")
+        snapshots = {host: Snapshot.from_json(raw[host]) if host in raw else None for host in hosts}
+        findings = judge_fleet(snapshots, expected, lock)
+        plan = build_plan(args["run"]["id"], findings, lock, make_batches(hosts, args["batches"]))
+
+        run_dir = Path(args["run"]["dir"])
+        _write(run_dir / "snapshots.json", raw)
+        _write(run_dir / "expected.json", expected)
+        _write(run_dir / "findings.json", [finding.to_json() for finding in findings])
+        _write(run_dir / "plan.json", plan.to_json())
+        Display().display(
+            render_findings_table(snapshots, findings) + f"\nWritten to {run_dir}/findings.json and plan.json"
+        )
+
+        stops = [finding for finding in findings if finding.severity == "stop"]
+        if stops:
+            raise AnsibleActionFail("\n".join(_sentence(finding) for finding in stops) + "\nNothing was changed.")
+        unsettled = [
+            finding for finding in findings if finding.severity == "change" and finding.role in args["settled_roles"]
+        ]
+        if unsettled:
+            raise AnsibleActionFail("Not settled after the change:\n" + "\n".join(map(_sentence, unsettled)))
+        return {
+            **result,
+            "changed": False,
+            "plan": plan.to_json(),
+            "findings": [finding.to_json() for finding in findings],
+        }
+
+
+def _sentence(finding):
+    return f"{finding.host}: {finding.code}: {finding.observed}, expected {finding.expected}. {finding.next_step}"

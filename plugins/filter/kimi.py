@@ -1,0 +1,84 @@
+"""Filters that carry values from inventory and snapshots into the library and back; the logic is the library's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible.errors import AnsibleFilterError
+
+from kimi_runbook import engine_node, evidence, wishes
+from kimi_runbook.driver_verdict import judge_driver
+from kimi_runbook.errors import RunbookError
+from kimi_runbook.snapshot import Snapshot
+
+
+def _told(function):
+    """Turn the library's error into Ansible's, word for word."""
+
+    def wrapper(*args, **kwargs):
+        try:
+            return function(*args, **kwargs)
+        except RunbookError as error:
+            raise AnsibleFilterError(str(error)) from error
+
+    return wrapper
+
+
+def _installed(packages: dict[str, Any]) -> list[str]:
+    return [name for name, package in packages.items() if package]
+
+
+def _loaded(modules: dict[str, Any]) -> list[str]:
+    return [name for name, module in modules.items() if module["loaded"]]
+
+
+def _driver_verdict(snapshot: dict[str, Any], wanted: dict[str, Any]) -> dict[str, str]:
+    """Return ``name`` and ``reason`` of the verdict after an install, when the packages are at the target."""
+    seen = Snapshot.from_json(snapshot)
+    verdict = judge_driver(
+        seen.driver,
+        target=wanted["version"],
+        activation=wanted["activation"],
+        package_at_target=True,
+        drm=seen.modules.get("nvidia_drm"),
+    )
+    return {"name": verdict.name, "reason": verdict.reason}
+
+
+def _acceptance_hosts(nodes: list[str], hostvars: dict[str, Any], inventories: list[str]) -> list[dict[str, Any]]:
+    """Return the nodes in rank order with their testinfra connection, which reads the same inventory."""
+    return [
+        {
+            "name": node,
+            "address": hostvars[node]["engine_address"],
+            "rank": rank,
+            "uri": f"ansible://{node}?ansible_inventory={inventories[0]}",
+        }
+        for rank, node in enumerate(nodes)
+    ]
+
+
+class FilterModule:
+    """The filters, all named kimi_*."""
+
+    def filters(self):
+        """Return name to function."""
+        return {
+            "kimi_acceptance_hosts": _acceptance_hosts,
+            "kimi_apt_names": wishes.apt_names,
+            "kimi_apt_source": _told(wishes.apt_source),
+            "kimi_driver_verdict": _told(_driver_verdict),
+            "kimi_engine_drift": lambda snapshot, launch, files: engine_node.drift(
+                snapshot["engine"]["container"], launch, files
+            ),
+            "kimi_engine_unit": _told(engine_node.node_unit),
+            "kimi_evidence_parts": evidence.parts_from_results,
+            "kimi_expected": wishes.assemble,
+            "kimi_installed": _installed,
+            "kimi_interconnect": _told(engine_node.node_settings),
+            "kimi_launch": _told(engine_node.node_launch),
+            "kimi_launch_file": engine_node.launch_file,
+            "kimi_loaded": _loaded,
+            "kimi_packages": wishes.packages,
+            "kimi_units": wishes.units,
+        }

@@ -1,0 +1,126 @@
+#!/usr/bin/python
+"""Own some keys of Docker's daemon.json and leave every other key alone."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: docker_daemon_config
+short_description: Merge settings into Docker's daemon.json
+description:
+  - Sets the given top-level keys and keeps every other one. A file that means the same is not written, whatever its
+    layout, so Docker is restarted only for a real difference.
+  - Where the installed Docker can check a configuration (23.0 and newer), the merged file is checked before it
+    replaces the old one, which is kept beside it.
+options:
+  settings:
+    description: Top-level keys to own, with their values.
+    type: dict
+    required: true
+  path:
+    description: The file.
+    type: path
+    default: /etc/docker/daemon.json
+author:
+  - kimi-runbook authors (@kimi-runbook)
+attributes:
+  check_mode:
+    support: full
+    description: Reports what would change.
+  diff_mode:
+    support: full
+    description: Shows the file before and after.
+"""
+
+EXAMPLES = r"""
+- name: Trust the mirror
+  docker_daemon_config:
+    settings:
+      insecure-registries: ["mirror.example:5000"]
+  notify: Restart Docker
+"""
+
+RETURN = r"""
+backup_file:
+  description: Where the old file was kept.
+  returned: when a file was replaced
+  type: str
+"""
+
+import json
+import os
+import tempfile
+
+from ansible.module_utils.basic import AnsibleModule
+
+
+def merge(text, settings):
+    """Return the daemon's settings with ours set; ``text`` is the present file's content.
+
+    Raises ValueError where the present content is no JSON object.
+    """
+    present = json.loads(text) if text.strip() else {}
+    if not isinstance(present, dict):
+        raise ValueError("not a JSON object")
+    return present, {**present, **settings}
+
+
+def render(values):
+    """Return the file's content for these settings."""
+    return json.dumps(values, indent=2, sort_keys=True) + "\n"
+
+
+def refuse_invalid(module, content):
+    """Stop when the installed dockerd can check a configuration and says no to this one."""
+    dockerd = module.get_bin_path("dockerd")
+    if dockerd is None or "--validate" not in module.run_command([dockerd, "--help"])[1]:
+        return
+    with tempfile.NamedTemporaryFile("w", suffix=".json", dir=module.tmpdir, encoding="utf-8") as candidate:
+        candidate.write(content)
+        candidate.flush()
+        rc, out, err = module.run_command([dockerd, "--validate", "--config-file", candidate.name])
+    if rc != 0:
+        module.fail_json(
+            msg=f"dockerd refuses the merged configuration: {(out + err).strip()}; expected 'configuration OK'. "
+            f"{module.params['path']} was left as it is; correct container_runtime_daemon in the inventory."
+        )
+
+
+def main():
+    """Read, merge, write only a real difference."""
+    module = AnsibleModule(
+        argument_spec={
+            "settings": {"type": "dict", "required": True},
+            "path": {"type": "path", "default": "/etc/docker/daemon.json"},
+        },
+        supports_check_mode=True,
+    )
+    path = module.params["path"]
+    before = ""
+    if os.path.exists(path):
+        with open(path, encoding="utf-8") as file:
+            before = file.read()
+    try:
+        present, wanted = merge(before, module.params["settings"])
+    except ValueError as error:
+        module.fail_json(
+            msg=f"{path}: {error}; expected one JSON object. Nothing was changed; repair or move the file, run again."
+        )
+    if present == wanted:
+        module.exit_json(changed=False)
+    after = render(wanted)
+    refuse_invalid(module, after)
+    result = {"changed": True, "diff": {"before_header": path, "after_header": path, "before": before, "after": after}}
+    if not module.check_mode:
+        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+        if before:
+            result["backup_file"] = module.backup_local(path)
+        temporary = os.path.join(module.tmpdir, "daemon.json")
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(after)
+        module.atomic_move(temporary, path)
+        module.set_mode_if_different(path, "0644", False)
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+#!/usr/bin/python
+"""Await the engine's readiness and notice at once when this node's rank gives up."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: engine_wait
+short_description: Await an engine's health endpoint with an eye on this node's unit
+description:
+  - Returns when the health endpoint of the head answers 200. Fails as soon as this node's unit has failed, or was
+    restarted by systemd, or when the time is up - with the first error line this start printed, because the last
+    line of an engine's log is almost never the cause.
+options:
+  url:
+    description: Health endpoint of the head.
+    type: str
+    required: true
+  unit:
+    description: Systemd unit of this node's rank.
+    type: str
+    required: true
+  timeout_s:
+    description: Seconds to wait at most.
+    type: int
+    required: true
+  poll_s:
+    description: Seconds between two looks.
+    type: float
+    default: 1.0
+author:
+  - kimi-runbook authors (@kimi-runbook)
+attributes:
+  check_mode:
+    support: full
+    description: Only asks questions.
+  diff_mode:
+    support: none
+    description: Nothing changes.
+"""
+
+EXAMPLES = r"""
+- name: Await readiness
+  engine_wait:
+    url: http://192.0.2.11:8000/health
+    unit: kimi-engine.service
+    timeout_s: 5400
+"""
+
+RETURN = r"""
+waited_s:
+  description: Seconds from the first look to readiness.
+  returned: success
+  type: float
+"""
+
+import re
+import time
+import urllib.error
+import urllib.request
+
+from ansible.module_utils.basic import AnsibleModule
+
+# How the engine writes an error (facts: vLLM prefixes every record, a bare traceback has no prefix).
+_ERROR = re.compile(r"\bERROR\b|^\w*(Error|Exception): |Traceback \(most recent call last\)|docker: Error")
+
+
+def first_error(log):
+    """Return the first line that reports an error, or the last line of a log that has none."""
+    lines = [line for line in log.splitlines() if line.strip()]
+    return next((line for line in lines if _ERROR.search(line)), lines[-1] if lines else "no output")
+
+
+def healthy(url):
+    """Return whether the endpoint answers 200 now, and what it answered otherwise."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 (the URL comes from the inventory)
+            return answer.status == 200, f"HTTP {answer.status}"
+    except urllib.error.HTTPError as error:
+        return False, f"HTTP {error.code}"
+    except OSError as error:
+        return False, str(getattr(error, "reason", error))
+
+
+class Unit:
+    """One systemd unit, asked through systemctl and the journal."""
+
+    def __init__(self, module, name):
+        self._module = module
+        self.name = name
+        self.invocation = self.show("InvocationID")
+
+    def show(self, prop):
+        """Return one property of the unit."""
+        return self._module.run_command(["systemctl", "show", "--value", "--property", prop, self.name], check_rc=True)[
+            1
+        ].strip()
+
+    def log(self):
+        """Return what the unit printed since the start this wait belongs to."""
+        match = [f"_SYSTEMD_INVOCATION_ID={self.invocation}"] if self.invocation else ["--unit", self.name]
+        return self._module.run_command(["journalctl", "--output", "cat", "--no-pager", *match])[1]
+
+
+def main():
+    """Look, until ready, failed or out of time."""
+    module = AnsibleModule(
+        argument_spec={
+            "url": {"type": "str", "required": True},
+            "unit": {"type": "str", "required": True},
+            "timeout_s": {"type": "int", "required": True},
+            "poll_s": {"type": "float", "default": 1.0},
+        },
+        supports_check_mode=True,
+    )
+    url, timeout_s = module.params["url"], module.params["timeout_s"]
+    unit = Unit(module, module.params["unit"])
+    started = time.monotonic()
+    while True:
+        ready, answer = healthy(url)
+        waited = round(time.monotonic() - started, 1)
+        state = unit.show("ActiveState")
+        restarted = unit.show("InvocationID") != unit.invocation
+        if state not in ("active", "activating") or restarted:
+            what = "was restarted by systemd" if restarted else f"is {state}"
+            module.fail_json(
+                msg=f"{unit.name} {what} after {waited} s, expected it to run until ready. "
+                f"First error of this start: {first_error(unit.log())}\n"
+                f"Next: ansible-playbook playbooks/diagnose.yml, or journalctl -u {unit.name} on this host."
+            )
+        if ready:
+            module.exit_json(changed=False, waited_s=waited)
+        if waited > timeout_s:
+            module.fail_json(
+                msg=f"{url}: {answer} after {waited} s, expected 200 within {timeout_s} s (engine_ready_timeout_s); "
+                f"{unit.name} is {state}. Last line: {(unit.log().strip().splitlines() or ['no output'])[-1]}\n"
+                "Next: ansible-playbook playbooks/diagnose.yml"
+            )
+        time.sleep(module.params["poll_s"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""From bare to accepted, and again with nothing to do."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from conftest import Shell
+
+from playbooks import HOSTS, newest_record, play
+
+pytestmark = pytest.mark.lab
+
+
+def test_site_takes_bare_hosts_to_accept(tmp_path: Path, shell: Shell) -> None:
+    outcome = play("site.yml", tmp_path)
+    assert outcome.rc == 0, outcome.messages
+    assert outcome.seen >= HOSTS
+    assert all("activate | Reboot" in outcome.changed[host] for host in HOSTS)
+    record = newest_record(tmp_path)
+    assert record["verdict"]["name"] == "accept"
+    assert record["simulated"] == ["GPUs"]
+    assert {step["state"] for step in record["steps"]} <= {"PASS", "WARN"}
+    for name in ("report.md", "junit.xml", "plan.json", "findings.json"):
+        assert list((tmp_path / "runs").glob(f"*/{name}")), name
+
+
+def test_a_second_run_changes_nothing(tmp_path: Path) -> None:
+    outcome = play("site.yml", tmp_path)
+    assert outcome.rc == 0, outcome.messages
+    assert outcome.changed == {}
+    assert outcome.seen >= HOSTS
+    assert newest_record(tmp_path)["verdict"]["name"] == "accept"
+
+
+def test_rank_1_runs_on_the_second_host_from_the_locked_digest(shell: Shell, lock_text: str) -> None:
+    container = json.loads(shell("k3-b", "docker container inspect kimi-engine"))[0]
+    image = json.loads(shell("k3-b", f"docker image inspect {container['Image']}"))[0]
+    digest = re.search(r"digest: (sha256:[0-9a-f]{64})", lock_text)
+    assert digest is not None
+    assert any(reference.endswith(digest[1]) for reference in image["RepoDigests"])
+    assert "VLLM_HOST_IP=172.31.240.12" in container["Config"]["Env"]
+    arguments = container["Args"]
+    assert arguments[arguments.index("--node-rank") + 1] == "1"
+    assert "--headless" in arguments
+
+
+@pytest.mark.full
+def test_another_block_size_changes_the_expected_hits_and_still_agrees(tmp_path: Path) -> None:
+    first = tmp_path / "first"
+    second = tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    assert play("playbooks/accept.yml", first).rc == 0
+    outcome = play("site.yml", second, engine_block_size=64)
+    assert outcome.rc == 0, outcome.messages
+    shared = [
+        next(step for step in newest_record(path)["steps"] if step["name"] == "shared prefix")
+        for path in (first, second)
+    ]
+    assert all(step["state"] == "PASS" for step in shared)
+    assert shared[0]["figures"]["expected_hits"] != shared[1]["figures"]["expected_hits"]
+    assert play("playbooks/serve.yml", tmp_path).rc == 0  # back to the inventory's block size
