@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv lint unit lab lab-status lab-down molecule e2e test test-full bench clean
+.PHONY: help venv lint unit lab lab-status lab-down molecule e2e test test-full clean
 
 help: ## Show every target with what it does
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,9 +51,6 @@ test: lint unit ## What CI runs: lint, unit tests, the site scenario, end-to-end
 test-full: lint unit ## Everything, slow cases included
 	$(MAKE) molecule
 	$(BIN)/python -m pytest tests/unit tests/e2e
-
-bench: venv ## Measure controller cost per host as ratios within one run
-	$(BIN)/python -m lab bench
 
 clean: ## Remove caches of the test tools; neither the venv nor the lab
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .ansible build

@@ -45,7 +45,7 @@ class ActionModule(ActionBase):
         _write(run_dir / "findings.json", [finding.to_json() for finding in findings])
         _write(run_dir / "plan.json", plan.to_json())
         Display().display(
-            render_findings_table(snapshots, findings) + f"\nWritten to {run_dir}/findings.json and plan.json"
+            render_findings_table(snapshots, findings, lock) + f"\nWritten to {run_dir}/findings.json and plan.json"
         )
 
         stops = [finding for finding in findings if finding.severity == "stop"]

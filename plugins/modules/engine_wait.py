@@ -64,10 +64,27 @@ from ansible.module_utils.basic import AnsibleModule
 _ERROR = re.compile(r"\bERROR\b|^\w*(Error|Exception): |Traceback \(most recent call last\)|docker: Error")
 
 
+_TRACEBACK = re.compile(r"^(?P<prefix>.*?)Traceback \(most recent call last\)")
+
+
 def first_error(log):
-    """Return the first line that reports an error, or the last line of a log that has none."""
-    lines = [line for line in log.splitlines() if line.strip()]
-    return next((line for line in lines if _ERROR.search(line)), lines[-1] if lines else "no output")
+    """Return the first error a log reports, a traceback by its exception, or the last line of a log without any."""
+    lines = [line.rstrip() for line in log.splitlines() if line.strip()]
+    at = next((number for number, line in enumerate(lines) if _ERROR.search(line)), None)
+    if at is None:
+        return lines[-1] if lines else "no output"
+    traceback = _TRACEBACK.match(lines[at])
+    return _exception(lines[at + 1 :], len(traceback["prefix"])) or lines[at] if traceback else lines[at]
+
+
+def _exception(lines, prefix):
+    """Return the exception that ends a traceback, with its first line of text where that stands on the next line."""
+    for number, line in enumerate(lines):
+        text = line[prefix:]
+        if text and not text[0].isspace():
+            following = lines[number + 1][prefix:].strip() if number + 1 < len(lines) else ""
+            return f"{text} {following}".strip() if text.endswith(":") else text
+    return ""
 
 
 def healthy(url):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from kimi_runbook.acceptance import step2_short_request, step3_shared_prefix, step4_concurrency
+from kimi_runbook.acceptance.geometry import read_geometry
 from kimi_runbook.acceptance.result import Check, State, StepResult
 from tests.faults.engine.fake_engine import FakeEngine, Fault
 from tests.faults.engine.site import argv, context
@@ -122,6 +123,18 @@ def test_lengths_come_from_the_geometry(tmp_path: Path) -> None:
     assert second["shared_tokens"] > 2 * 128
     assert second["prompt_tokens"] - second["shared_tokens"] < 128
     assert all(request["prompt_tokens"] % 128 for request in (control, first, second))
+
+
+@pytest.mark.parametrize("block_size", [16, 32, 64])
+def test_lengths_fit_whatever_is_drawn(block_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With small blocks one draw in ten or so is a multiple of the block; it must be drawn again."""
+    with FakeEngine(block_size=block_size) as engine:
+        asked = context(engine.url, tmp_path, steps=(3,))
+        monkeypatch.setattr(asked.client, "tokenize", lambda _model, messages, _options: tuple(engine.render(messages)))
+        geometry = read_geometry(asked.read_metrics())
+        for _ in range(200):
+            for prompt in step3_shared_prefix.make_prompts(asked, geometry):
+                assert len(prompt.tokens) % block_size
 
 
 def test_a_second_run_is_cold_again(tmp_path: Path) -> None:

@@ -69,6 +69,16 @@ def test_merge_refuses_what_is_no_object(text):
         ),
         pytest.param("INFO a\nRuntimeError: x\n", "RuntimeError: x", id="bare-exception"),
         pytest.param("INFO a\nINFO b\n", "INFO b", id="no-error"),
+        pytest.param(
+            'Traceback (most recent call last):\n  File "x", line 1\nRuntimeError:\n    no main guard\nException: x\n',
+            "RuntimeError: no main guard",
+            id="bare-traceback-with-its-text-on-the-next-line",
+        ),
+        pytest.param(
+            "(W pid=1) Traceback (most recent call last):\n(W pid=1)   File x\n(W pid=1) KeyError: 'k'\nERROR late\n",
+            "KeyError: 'k'",
+            id="prefixed-traceback",
+        ),
         pytest.param("", "no output", id="empty"),
     ],
 )

@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
+
+from kimi_runbook.errors import RunbookError
 from lab.standin.host import DRIVER_PACKAGES, GPU_NAME, hardware, preinstalled
 from lab.standin.plan import PackagePlan, plan_packages
 from lab.standin.shared_library import shared_library
-
-from kimi_runbook.errors import RunbookError
 
 DRIVER_VERSIONS = {"570.133.20-1", "580.167.08-1", "580.178.04-1", "595.91.07-1"}
 TOOLKIT_VERSIONS = {"1.19.1-1", "1.20.0-1"}

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
 from lab.standin.host import HARDWARE_PATH, hardware
 from lab.standin.plan import plan_packages
 

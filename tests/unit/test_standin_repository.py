@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from lab.standin.plan import plan_packages
-from lab.standin.repository import build_package, build_repositories, create_signing_key
 
 from kimi_runbook.errors import RunbookError
+from lab.standin.plan import plan_packages
+from lab.standin.repository import build_package, build_repositories, create_signing_key
 
 PLANS = plan_packages()
 pytestmark = pytest.mark.skipif(shutil.which("apt-get") is None, reason="needs apt: run it on Debian or Ubuntu")

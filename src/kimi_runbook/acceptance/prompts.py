@@ -54,7 +54,7 @@ def chat(system: str, user: str) -> Messages:
 
 
 def fit(
-    tokenize: Tokenize, build: Callable[[int], Messages], *, at_least: int, at_most: int, avoid_multiple_of: int = 0
+    tokenize: Tokenize, build: Callable[[int], Messages], *, at_least: int, at_most: int
 ) -> tuple[Messages, tuple[int, ...]]:
     """Return the messages ``build(n)`` whose token count lies in a range, found by asking the tokenizer.
 
@@ -62,7 +62,6 @@ def fit(
         tokenize: Messages to token ids, as the server renders them.
         build: Word count to messages; more words make more tokens.
         at_least, at_most: The range, in tokens, both ends included.
-        avoid_multiple_of: A block size the count must not be a multiple of; 0 for none.
 
     Raises:
         LengthError: When no word count gives such a prompt.
@@ -75,9 +74,6 @@ def fit(
         tokens = tuple(tokenize(messages))
         seen.append(len(tokens))
         if at_least <= len(tokens) <= at_most:
-            if avoid_multiple_of and len(tokens) % avoid_multiple_of == 0:
-                count += 1
-                continue
             return messages, tokens
         if len(tokens) < at_least:
             low = count + 1

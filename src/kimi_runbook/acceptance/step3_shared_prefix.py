@@ -27,9 +27,12 @@ STEP = 3
 NAME = "shared prefix"
 
 _WHOLE_BLOCKS_SHARED = 2
+_ASKS = ("Why?", "How so?")  # the private parts: well under a block
+_DRAWS = 10
 _AGAIN = "Repeat with no other traffic: run playbooks/accept.yml."
 _METRICS = "Open the metrics URLs of acceptance.json: every engine has to answer there, not a router."
 _CACHE = "Compare --enable-prefix-caching, block size and retention in the launch with cache_config_info in /metrics."
+_WORDS = "No draw of words fits this tokenizer and block size: change the words in acceptance/prompts.py."
 _DETAILS = "Start the engine with --enable-prompt-tokens-details."
 
 
@@ -102,49 +105,58 @@ def _expectation(context: Context, geometry: Geometry) -> tuple[tuple[Prompt, ..
         raise _StopError(unknown("expectation", str(error), expected=expected, next_step=_CACHE)) from error
     except LengthError as error:
         expected = "prompts of the wanted length"
-        raise _StopError(unknown("prompts", str(error), expected=expected, next_step=_METRICS)) from error
+        raise _StopError(unknown("prompts", str(error), expected=expected, next_step=_WORDS)) from error
 
 
 def make_prompts(context: Context, geometry: Geometry) -> tuple[Prompt, ...]:
     """Return the protocol's prompts: a control of its own, then two that share a system message.
 
+    Words are drawn until lengths fit: a prompt that happens to be a multiple of the block is drawn again.
+
     Raises:
-        LengthError: When the tokenizer lets no text of the wanted length be made.
+        LengthError: When no draw fits the engine's tokenizer.
         EngineError: When the engine's tokenizer does not answer.
     """
-    block = geometry.block_size
-    shared_salt, control_salt = new_salt(), new_salt()
-    asks = ("Why?", "How so?")  # the private parts: well under a block
-    least, most = _WHOLE_BLOCKS_SHARED * block + block // 4, _WHOLE_BLOCKS_SHARED * block + block * 3 // 4
+    for _ in range(_DRAWS - 1):
+        try:
+            return _draw_prompts(context, geometry.block_size)
+        except LengthError:
+            continue
+    return _draw_prompts(context, geometry.block_size)
 
-    def shared(count: int) -> Messages:
-        return chat(words(shared_salt, count), asks[0])
+
+def _draw_prompts(context: Context, block: int) -> tuple[Prompt, ...]:
+    shared_salt, control_salt = new_salt(), new_salt()
 
     # The system message is grown until the part both prompts share lies in range, as the tokenizer counts it.
     def shared_part(messages: Messages) -> Sequence[int]:
-        other = chat(str(messages[0]["content"]), asks[1])
-        tokens = context.tokenize(messages)
-        return tokens[: common_prefix(tokens, context.tokenize(other))]
+        other = chat(str(messages[0]["content"]), _ASKS[1])
+        return _common(context.tokenize(messages), context.tokenize(other))
 
-    first, _ = fit(shared_part, shared, at_least=least, at_most=most)
-    prompts = [
+    least, most = _WHOLE_BLOCKS_SHARED * block + block // 4, _WHOLE_BLOCKS_SHARED * block + block * 3 // 4
+    shared, _ = fit(shared_part, lambda n: chat(words(shared_salt, n), _ASKS[0]), at_least=least, at_most=most)
+    system = str(shared[0]["content"])
+    first, second = (
         Prompt(label=label, messages=messages, tokens=context.tokenize(messages))
-        for label, messages in (("first", first), ("second", chat(str(first[0]["content"]), asks[1])))
-    ]
-    length = len(prompts[0].tokens)
-    control, tokens = fit(
-        context.tokenize,
-        lambda count: chat(words(control_salt, count), asks[0]),
-        at_least=max(1, length - block // 4),
-        at_most=length + block // 4,
-        avoid_multiple_of=block,
+        for label, messages in (("first", chat(system, _ASKS[0])), ("second", chat(system, _ASKS[1])))
     )
-    for prompt in prompts:
+    messages, tokens = fit(
+        context.tokenize,
+        lambda n: chat(words(control_salt, n), _ASKS[0]),
+        at_least=max(1, len(first.tokens) - block // 4),
+        at_most=len(first.tokens) + block // 4,
+    )
+    control = Prompt(label="control", messages=messages, tokens=tokens)
+    for prompt in (control, first, second):
         if len(prompt.tokens) % block == 0:
             raise LengthError(f"prompt {prompt.label} is {len(prompt.tokens)} tokens, a multiple of the block {block}")
-    if common_prefix(tokens, prompts[0].tokens) >= block:
+    if common_prefix(control.tokens, first.tokens) >= block:
         raise LengthError(f"every chat begins with the same block of {block} tokens, so no prompt is new to the cache")
-    return (Prompt(label="control", messages=control, tokens=tokens), *prompts)
+    return (control, first, second)
+
+
+def _common(first: Sequence[int], second: Sequence[int]) -> Sequence[int]:
+    return first[: common_prefix(first, second)]
 
 
 def _before(context: Context, geometry: Geometry, reading: Reading) -> list[Check]:
@@ -205,10 +217,16 @@ def _before(context: Context, geometry: Geometry, reading: Reading) -> list[Chec
 def _write_expectation(context: Context, geometry: Geometry, expectation: Sequence[Expected]) -> None:
     """Write what must happen before it does, so that nobody has to take the record's word for it."""
     context.expectation[:] = [one.to_json() for one in expectation]
-    context.requests += [
-        {"step": STEP, "label": one.label, "prompt_tokens": one.prompt_tokens, "shared_tokens": one.shared_tokens}
-        for one in expectation
-    ]
+    # Lengths differ a little from draw to draw; what makes two runs comparable is the rule they were drawn by.
+    context.requests.append(
+        {
+            "step": STEP,
+            "labels": [one.label for one in expectation],
+            "block_size_tokens": geometry.block_size,
+            "whole_blocks_shared": _WHOLE_BLOCKS_SHARED,
+            "asks": list(_ASKS),
+        }
+    )
     content = {
         "schema_version": 1,
         "block_size_tokens": geometry.block_size,

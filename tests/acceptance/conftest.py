@@ -1,0 +1,122 @@
+"""The acceptance chain as pytest files: one plan in, one record out, and an exit status that says the verdict.
+
+Run by the acceptance role, or by hand:  pytest tests/acceptance --acceptance-plan runs/<run-id>/acceptance.json
+The logic is in kimi_runbook.acceptance; these files give it hosts and show its results.
+
+Exit status: 0 accepted, 1 the answer is no, 3 inconclusive, 2 nothing was looked at or pytest itself failed, 130
+interrupted, 4 usage (pytest's own).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import testinfra
+
+from kimi_runbook.acceptance.chain import Chain
+from kimi_runbook.acceptance.context import Context
+from kimi_runbook.acceptance.hosts import EngineHost
+from kimi_runbook.acceptance.plan import AcceptancePlan
+from kimi_runbook.acceptance.result import State
+from kimi_runbook.errors import RunbookError
+from kimi_runbook.report import headline, verdict_of, write_reports
+
+_HERE = Path(__file__).parent
+_INTERRUPTED, _NOTHING_LOOKED_AT = 130, 2
+_CHAIN = pytest.StashKey[Chain]()
+_PLAN = pytest.StashKey[AcceptancePlan]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--acceptance-plan", metavar="FILE", help="acceptance plan (JSON) of the run to judge")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the planned steps, in their order; refuse to run without a plan."""
+    mine = [item for item in items if item.path.parent == _HERE]
+    if not mine:
+        return
+    file = config.getoption("--acceptance-plan", default=None)
+    if not file:
+        raise pytest.UsageError("tests/acceptance needs --acceptance-plan FILE (the acceptance role writes it)")
+    try:
+        plan = AcceptancePlan.load(Path(file))
+    except RunbookError as error:
+        raise pytest.UsageError(str(error)) from error
+    config.stash[_PLAN] = plan
+    left_out = [item for item in mine if _step_of(item) not in plan.steps]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = sorted((item for item in items if item not in left_out), key=_step_of)
+
+
+def _step_of(item: pytest.Item) -> int:
+    marker = item.get_closest_marker("step")
+    return int(marker.args[0]) if marker else -1
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "step(number): the step of the acceptance chain a test shows")
+
+
+@pytest.fixture(scope="session")
+def chain(pytestconfig: pytest.Config) -> Iterator[Chain]:
+    """The run: hosts connected as the plan says, steps run one layer at a time."""
+    plan = pytestconfig.stash[_PLAN]
+    hosts = {host.name: EngineHost(host, testinfra.get_host(host.uri)) for host in plan.hosts}
+    pytestconfig.stash[_CHAIN] = Chain(Context.of(plan, hosts))
+    yield pytestconfig.stash[_CHAIN]
+
+
+@pytest.fixture
+def show_step(chain: Chain) -> Callable[[int], None]:
+    """Run one step and fail with every check that did not pass.
+
+    A step that was not run is skipped for pytest; record, report and exit status say that it is no pass.
+    """
+
+    def show(step: int) -> None:
+        result = chain.run(step)
+        if result.state is State.NOT_RUN:
+            pytest.skip(f"NOT_RUN, which is no pass: {result.note}")
+        told = "\n".join(f"{check.state} {check.sentence()}" for check in result.unmet())
+        assert result.state.lets_next_layer_run, f"step {result.step} ({result.name}) is {result.state}\n{told}"
+
+    return show
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Write record and reports, and turn the verdict into the exit status; no code of pytest's reads as accepted."""
+    chain = session.config.stash.get(_CHAIN, None)
+    if chain is None or not chain.started_any:
+        if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED, pytest.ExitCode.INTERNAL_ERROR):
+            session.exitstatus = _NOTHING_LOOKED_AT
+        return
+    record = chain.record()
+    run_dir = session.config.stash[_PLAN].run_dir
+    record.write(run_dir)
+    write_reports(record, run_dir)
+    if exitstatus == pytest.ExitCode.INTERRUPTED:
+        session.exitstatus = _INTERRUPTED
+    elif exitstatus == pytest.ExitCode.INTERNAL_ERROR:
+        session.exitstatus = _NOTHING_LOOKED_AT
+    else:
+        session.exitstatus = verdict_of(record).name.exit_code
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """End with the verdict, whatever pytest's own counts look like."""
+    chain = config.stash.get(_CHAIN, None)
+    if chain is None or not chain.started_any:
+        return
+    record = chain.record()
+    verdict = verdict_of(record)
+    terminalreporter.section("acceptance")
+    for step in record.steps:
+        terminalreporter.line(f"step {step.step} {step.name:<14} {step.state}  {step.note}".rstrip())
+    terminalreporter.line(headline(record))
+    for reason in verdict.reasons:
+        terminalreporter.line(f"  because {reason.text}")
+    terminalreporter.line(f"report: {config.stash[_PLAN].run_dir / 'report.md'}")
+    terminalreporter.line(f"next: {verdict.next_command}")
