@@ -45,14 +45,14 @@ def _driver_verdict(snapshot: dict[str, Any], wanted: dict[str, Any]) -> dict[st
     return {"name": verdict.name, "reason": verdict.reason}
 
 
-def _acceptance_hosts(nodes: list[str], hostvars: dict[str, Any], inventories: list[str]) -> list[dict[str, Any]]:
+def _acceptance_hosts(nodes: list[str], hostvars: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the nodes in rank order with their testinfra connection, which reads the same inventory."""
     return [
         {
             "name": node,
             "address": hostvars[node]["engine_address"],
             "rank": rank,
-            "uri": f"ansible://{node}?ansible_inventory={inventories[0]}",
+            "uri": f"ansible://{node}?ansible_inventory={hostvars[node]['inventory_file']}",
         }
         for rank, node in enumerate(nodes)
     ]

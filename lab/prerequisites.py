@@ -1,0 +1,168 @@
+"""What the lab needs on the machine, what is missing, and how it gets there: installed by us, or named."""
+
+from __future__ import annotations
+
+import grp
+import os
+import shlex
+import shutil
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kimi_runbook.errors import RunbookError
+from lab.commands import Purpose, ask, stream
+from lab.docker import Docker
+from lab.dockerd import OwnEngine, find, start
+from lab.progress import Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """A program the lab runs.
+
+    Attributes:
+        program: Name on PATH.
+        package: Debian package that has it.
+        purpose: What the lab does with it.
+    """
+
+    program: str
+    package: str
+    purpose: str
+
+
+TOOLS = (
+    Tool(program="mmdebstrap", package="mmdebstrap", purpose="builds the hosts' root file system"),
+    Tool(program="dpkg-deb", package="dpkg", purpose="builds the stand-in packages"),
+    Tool(program="apt-ftparchive", package="apt-utils", purpose="writes the repositories' Release files"),
+    Tool(program="gpg", package="gnupg", purpose="signs the repositories"),
+    Tool(program="ssh", package="openssh-client", purpose="reaches the hosts"),
+    Tool(program="ssh-keygen", package="openssh-client", purpose="makes the lab's keys"),
+)
+DOCKER_CLIENT = Tool(program="docker", package="docker.io", purpose="runs the lab's machines")
+DOCKER_ENGINE = Tool(program="dockerd", package="docker.io", purpose="runs the lab's machines")
+IPTABLES = Tool(program="iptables", package="iptables", purpose="lets the Docker engine set up its network")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """What is on the machine.
+
+    Attributes:
+        programs: Those of the wanted programs that are found.
+        is_root: Whether the user is root.
+        has_apt: Whether packages come with apt.
+        engine_answers: Whether a Docker engine answers.
+        docker_group: Whether there is a docker group that the user is not in (an engine may run, out of reach).
+    """
+
+    programs: Collection[str]
+    is_root: bool
+    has_apt: bool
+    engine_answers: bool
+    docker_group: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What has to happen before the lab can be built: packages to install, and whether to start an engine."""
+
+    packages: tuple[str, ...]
+    start_engine: bool
+
+
+def decide(seen: Situation) -> Decision:
+    """Return what to do about a machine.
+
+    Raises:
+        RunbookError: When something is missing that this user cannot install; names the command that would.
+    """
+    wanted = [*TOOLS, DOCKER_CLIENT]
+    if not seen.engine_answers and seen.is_root:
+        wanted += [DOCKER_ENGINE, IPTABLES]
+    missing = [tool for tool in wanted if tool.program not in seen.programs]
+    packages = tuple(dict.fromkeys(tool.package for tool in missing))
+    if missing and not (seen.is_root and seen.has_apt):
+        command = ("apt-get install " if seen.is_root else "sudo apt-get install ") + " ".join(packages)
+        raise RunbookError(
+            where="prerequisites",
+            observed="missing: " + ", ".join(f"{tool.program} ({tool.purpose})" for tool in missing),
+            expected="these programs on PATH, or root on a Debian machine so that they can be installed",
+            next_step=f"Run: {command}" if seen.has_apt else f"Install the equivalents of: {command}",
+        )
+    if not seen.engine_answers and not seen.is_root:
+        hint = (
+            "Run: sudo usermod -aG docker $USER, log in again"
+            if seen.docker_group
+            else "Start the engine (sudo systemctl start docker)"
+        )
+        raise RunbookError(
+            where="Docker engine",
+            observed="`docker info` gets no answer, and this user cannot start an engine",
+            expected="an engine this user may use, or root",
+            next_step=f"{hint}, or run `make lab` as root.",
+        )
+    return Decision(packages=packages, start_engine=not seen.engine_answers)
+
+
+def observe(own: OwnEngine, which: Callable[[str], str | None] = shutil.which) -> Situation:
+    """Look at the machine."""
+    names = [tool.program for tool in (*TOOLS, DOCKER_CLIENT, DOCKER_ENGINE, IPTABLES)]
+    return Situation(
+        programs=frozenset(name for name in names if which(name) or _in_sbin(name)),
+        is_root=os.geteuid() == 0,
+        has_apt=which("apt-get") is not None and Path("/etc/debian_version").exists(),
+        engine_answers=find(own) is not None,
+        docker_group=_outside_docker_group(),
+    )
+
+
+def provide(own: OwnEngine, log: Path, step: Step) -> Docker:
+    """Install what is missing and return a Docker engine that answers; start one only where none does.
+
+    Raises:
+        RunbookError: When this user cannot get there, with the command that would help.
+    """
+    decision = decide(observe(own))
+    if decision.packages:
+        step.say(f"installing {' '.join(decision.packages)}")
+        install(decision.packages, log)
+    engine = find(own)  # installing docker.io starts the distribution's engine where an init system runs
+    if engine is not None:
+        step.outcome = _outcome(decision.packages, "uses the Docker engine that answers", engine)
+        if engine == own.docker:
+            step.outcome = _outcome(decision.packages, "the lab's own Docker engine runs", engine)
+        return engine
+    step.say("starting a Docker engine of the lab's own")
+    engine = start(own)
+    step.outcome = _outcome(decision.packages, "started a Docker engine of the lab's own", engine)
+    return engine
+
+
+def install(packages: Sequence[str], log: Path) -> None:
+    """Install Debian packages, after a refresh of the package lists where there are none yet or they are too old."""
+    environment = {"DEBIAN_FRONTEND": "noninteractive"}
+    command = ["apt-get", "install", "--yes", "--no-install-recommends", *packages]
+    next_step = f"Run: {shlex.join(command)}."
+    lists = any(Path("/var/lib/apt/lists").glob("*_Packages*"))
+    if not lists or ask([*command, "--download-only"], environment=environment, timeout_s=1800).status != 0:
+        stream(["apt-get", "update"], Purpose("apt-get", "Check the apt sources."), log=log, environment=environment)
+    stream(command, Purpose("apt-get", next_step), log=log, environment=environment)
+
+
+def _outcome(packages: Sequence[str], text: str, engine: Docker) -> str:
+    installed = f"installed {' '.join(packages)}; " if packages else ""
+    return f"{installed}{text} ({engine.answers() or 'no answer'})"
+
+
+def _in_sbin(program: str) -> bool:
+    """Return whether a program is where only root's PATH looks."""
+    return any(Path(directory, program).exists() for directory in ("/usr/sbin", "/sbin"))
+
+
+def _outside_docker_group() -> bool:
+    try:
+        return grp.getgrnam("docker").gr_gid not in os.getgroups()
+    except KeyError:
+        return False

@@ -1,0 +1,150 @@
+"""What somebody spoiled on a host is found by the next run, reported as exactly that, and put right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import Shell
+from playbooks import newest_record, play
+
+pytestmark = [pytest.mark.lab, pytest.mark.destructive]
+
+# Per role: commands that spoil one file, one package, one unit and one key where the role has them; the codes the
+# audit must report for the host, and the tasks the next run may change. Nothing else may change anywhere.
+QUIET_DRIFT = {
+    "gpu_driver": (
+        [
+            "rm /etc/apt/sources.list.d/kimi-cuda.sources",
+            "echo broken > /usr/share/keyrings/kimi-cuda.asc",
+            "apt-mark unhold nvidia-driver-cuda",
+            "systemctl disable --now nvidia-persistenced",
+        ],
+        {"file.missing", "file.content", "package.unheld", "unit.enablement", "unit.inactive"},
+        [
+            "repository | Write the apt source and its key",
+            "install | Hold packages that somebody released",
+            "run | Keep the driver loaded while no process uses a GPU",
+        ],
+    ),
+    "container_runtime": (
+        [
+            "sed -i s/stable/unstable/ /etc/apt/sources.list.d/kimi-container-toolkit.sources",
+            "rm /usr/share/keyrings/kimi-container-toolkit.asc",
+            "dpkg --purge --force-depends --force-remove-reinstreq libnvidia-container-tools",
+            "systemctl disable docker",
+        ],
+        {"file.content", "file.missing", "package.missing", "unit.enablement"},
+        [
+            "install | Write the toolkit's apt source and its key",
+            "install | Install Docker and the toolkit at the locked versions",
+            "install | Hold the toolkit where it is",
+            "configure | Run Docker now and at boot",
+        ],
+    ),
+    "rdma": (
+        [
+            "rm /etc/modules-load.d/kimi-rdma.conf",
+            "dpkg --purge --force-depends rdma-core",
+            "modprobe -r ib_umad",
+        ],
+        {"file.missing", "package.missing", "module.unloaded"},
+        [
+            "install | Install the verbs userspace",
+            "configure | Write module and limit files",
+            "configure | Load the modules that are not loaded",
+        ],
+    ),
+}
+
+
+def findings(tmp_path: Path, host: str) -> set[str]:
+    """Return the codes above info of the first findings.json of this test's runs."""
+    path = sorted((tmp_path / "runs").glob("*/findings.json"))[0]
+    return {
+        finding["code"]
+        for finding in json.loads(path.read_text(encoding="utf-8"))
+        if finding["host"] == host and finding["severity"] != "info"
+    }
+
+
+@pytest.mark.parametrize("role", QUIET_DRIFT)
+def test_drift_is_reported_exactly_and_restored(role: str, tmp_path: Path, shell: Shell) -> None:
+    spoil, codes, tasks = QUIET_DRIFT[role]
+    for command in spoil:
+        shell("k3-b", command)
+    audit = tmp_path / "audit"
+    audit.mkdir()
+    assert play("playbooks/audit.yml", audit).rc == 0
+    assert findings(audit, "k3-b") == codes
+    assert findings(audit, "k3-a") == set()
+
+    outcome = play("playbooks/provision.yml", tmp_path)
+    assert outcome.rc == 0, outcome.messages
+    assert outcome.changed == {"k3-b": tasks}
+
+    again = tmp_path / "again"
+    again.mkdir()
+    assert play("playbooks/audit.yml", again).rc == 0
+    assert findings(again, "k3-b") == set()
+
+
+def test_settings_and_unit_drift_restart_the_replica_as_one(tmp_path: Path, shell: Shell) -> None:
+    shell("k3-b", "echo NCCL_DEBUG=INFO >> /etc/nccl.conf")
+    shell("k3-b", "sed -i s/Restart=on-failure/Restart=no/ /etc/systemd/system/kimi-engine.service")
+    shell("k3-b", "systemctl stop kimi-engine && systemctl disable kimi-engine")
+    outcome = play("site.yml", tmp_path)
+    assert outcome.rc == 0, outcome.messages
+    assert {"file.content", "unit.enablement", "unit.inactive"} <= findings(tmp_path, "k3-b")
+    assert outcome.changed["k3-b"] == [
+        "configure | Write what NCCL and UCX read",
+        "configure | Write launch file and unit",
+        "configure | Run the unit at boot",
+        "start | Start every rank",
+    ]
+    assert outcome.changed["k3-a"] == ["start | Stop every rank that runs", "start | Start every rank"]
+    assert newest_record(tmp_path)["verdict"]["name"] == "accept"
+
+
+def test_a_removed_image_and_a_changed_daemon_key_are_put_back(tmp_path: Path, shell: Shell, lock_text: str) -> None:
+    shell("k3-b", "systemctl stop kimi-engine")
+    shell("k3-b", "docker image rm --force $(docker image ls --quiet | sort -u)")
+    shell(
+        "k3-b",
+        "python3 -c \"import json; p='/etc/docker/daemon.json'; v=json.load(open(p)); "
+        "v.update({'insecure-registries': [], 'mtu': 1400}); json.dump(v, open(p, 'w'))\"",
+    )
+    outcome = play("site.yml", tmp_path)
+    assert outcome.rc == 0, outcome.messages
+    assert {"image.absent", "daemon.setting"} <= findings(tmp_path, "k3-b")
+    assert outcome.changed["k3-b"] == [
+        "configure | Merge our keys into daemon.json",
+        "Restart Docker",
+        "pull | Pull by digest",
+        "start | Start every rank",
+    ]
+    assert json.loads(shell("k3-b", "cat /etc/docker/daemon.json"))["mtu"] == 1400, "a foreign key was lost"
+
+
+def test_diagnose_freezes_evidence_with_a_manifest(tmp_path: Path) -> None:
+    outcome = play("playbooks/diagnose.yml", tmp_path)
+    assert outcome.rc == 0, outcome.messages
+    assert outcome.changed == {}
+    manifests = sorted((tmp_path / "runs").glob("*/evidence/*/manifest.json"))
+    assert [path.parent.name for path in manifests] == ["k3-a", "k3-b"]
+    for path in manifests:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        assert {"engine.log", "nvidia-smi.txt", "launch.json"} <= set(manifest["sha256"])
+
+
+def test_an_engine_that_cannot_start_says_why_and_ends(tmp_path: Path, shell: Shell) -> None:
+    outcome = play("site.yml", tmp_path, engine_extra_args=["--load-format", "no-such-format"])
+    assert outcome.rc != 0
+    assert "no-such-format" in outcome.messages or "load_format" in outcome.messages or "load-format" in outcome.messages
+    assert "diagnose.yml" in outcome.messages
+    for host in ("k3-a", "k3-b"):
+        assert shell(host, "systemctl show --value --property ActiveState kimi-engine").strip() != "activating"
+    repaired = tmp_path / "repaired"
+    repaired.mkdir()
+    assert play("site.yml", repaired).rc == 0
