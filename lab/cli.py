@@ -42,7 +42,7 @@ from lab.settings import (
     near,
 )
 
-HOST_STEPS, SITE_STEPS = 9, 2
+HOST_STEPS, SITE_STEPS = 10, 1
 KINDS = ("container", "network", "volume", "image")
 
 
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m lab", description="GPU hosts on one machine, without a GPU.")
     commands = parser.add_subparsers(dest="command", required=True)
     up_parser = commands.add_parser("up", help="build and start everything, then run site.yml")
-    up_parser.add_argument("--hosts-only", action="store_true", help="stop before the lock and site.yml")
+    up_parser.add_argument("--hosts-only", action="store_true", help="stop before site.yml")
     up_parser.add_argument("--fresh", action="store_true", help="make the hosts anew, whatever state they are in")
     up_parser.add_argument(
         "--engine-version",
@@ -94,13 +94,13 @@ def up(places: Places, wish: Wish, *, hosts_only: bool) -> int:
     progress = Progress(total=HOST_STEPS + (0 if hosts_only else SITE_STEPS))
     log = places.state / "log" / f"up-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.log"
     docker = bring_up(places, wish, progress, log)
+    with progress.step("lock") as step:
+        site.resolve_lock(places, log)
+        step.outcome = f"written to {site.LOCK}"
     if hosts_only:
         print(f"hosts:   {machines.names(HOSTS)} are up, with simulated GPUs and driver 570")
         print(f"next:    ssh -F {near(places.state / 'ssh_config')} {HOSTS[0].name}")
         return 0
-    with progress.step("lock") as step:
-        site.resolve_lock(places, log)
-        step.outcome = f"written to {site.LOCK}"
     outcome = site.run_site(places, progress, docker.environment)
     for line in site.finish(places, outcome, started):
         print(line)
@@ -186,6 +186,7 @@ def down(places: Places, *, purge: bool) -> int:
         print("stopped the lab's own Docker engine")
     elif (docker := find(own)) is not None:
         remove_all(docker)
+    (places.project / site.LOCK).unlink(missing_ok=True)
     for directory in (places.docker, places.state, *((places.home,) if purge else ())):
         if directory.exists():
             shutil.rmtree(directory)

@@ -19,7 +19,7 @@ REGISTRY_PORT = 5000
 REPOSITORY_PORT = 8080
 ENGINE_PORT = 8000
 
-SUITE = "bookworm"  # Debian release of the lab's hosts, as the smallest machine has it
+SUITE = "bookworm"  # Debian release of the lab's hosts, which is also the smallest machine the lab is made for
 ENGINE_REPOSITORY = "vllm/vllm-openai-cpu"
 ENGINE_VERSIONS = ("0.32.0",)  # default for `up --engine-version`; 0.27.0 to 0.32.0 have a CPU build
 MODEL_DIRECTORY = "/var/lib/models/kimi-k3-lab"

@@ -30,8 +30,7 @@ def lab(*arguments: str) -> None:
 def fresh_hosts() -> Iterator[None]:
     """Hosts nobody touched, from cached images; removed again unless KIMI_KEEP_LAB is set."""
     os.chdir(ROOT)  # the lab's inventory names .lab/ relative to the checkout, as the command line does
-    lab("down")
-    lab("up", "--hosts-only")
+    lab("up", "--hosts-only", "--fresh")
     yield
     if not os.environ.get("KIMI_KEEP_LAB"):
         lab("down")
