@@ -7,23 +7,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from playbooks import ROOT
-
-Shell = Callable[[str, str], str]
-
-
-def lab(*arguments: str) -> None:
-    """Run the lab's command line; its output shows only when it fails."""
-    done = subprocess.run(
-        [sys.executable, "-m", "lab", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, f"lab {' '.join(arguments)} exited {done.returncode}:\n{done.stdout}{done.stderr}"
+from labkit import ROOT, Shell, lab
 
 
 @pytest.fixture(scope="session", autouse=True)

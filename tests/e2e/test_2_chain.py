@@ -7,9 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import Shell
-
-from playbooks import HOSTS, newest_record, play
+from labkit import HOSTS, Shell, newest_record, play
 
 pytestmark = pytest.mark.lab
 

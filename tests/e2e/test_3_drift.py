@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import Shell
-from playbooks import newest_record, play
+from labkit import Shell, newest_record, play
 
 pytestmark = [pytest.mark.lab, pytest.mark.destructive]
 
@@ -141,7 +140,9 @@ def test_diagnose_freezes_evidence_with_a_manifest(tmp_path: Path) -> None:
 def test_an_engine_that_cannot_start_says_why_and_ends(tmp_path: Path, shell: Shell) -> None:
     outcome = play("site.yml", tmp_path, engine_extra_args=["--load-format", "no-such-format"])
     assert outcome.rc != 0
-    assert "no-such-format" in outcome.messages or "load_format" in outcome.messages or "load-format" in outcome.messages
+    assert (
+        "no-such-format" in outcome.messages or "load_format" in outcome.messages or "load-format" in outcome.messages
+    )
     assert "diagnose.yml" in outcome.messages
     for host in ("k3-a", "k3-b"):
         assert shell(host, "systemctl show --value --property ActiveState kimi-engine").strip() != "activating"

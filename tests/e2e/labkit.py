@@ -1,9 +1,11 @@
-"""Runs a playbook through ansible-runner and keeps what its events say."""
+"""Runs the lab's commands and, through ansible-runner, playbooks; keeps what their events say."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import ansible_runner
 
 ROOT = Path(__file__).resolve().parents[2]
 INVENTORY = ROOT / "inventories/lab/hosts.yml"
+Shell = Callable[[str, str], str]
 HOSTS = frozenset({"k3-a", "k3-b"})
 
 
@@ -35,7 +38,7 @@ class Outcome:
     unreachable: set[str] = field(default_factory=set)
     ignored: list[str] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
-    stdout: str = ""
+    stdout: str = field(default="", repr=False)
 
     @property
     def messages(self) -> str:
@@ -70,6 +73,7 @@ def _message(result: Mapping[str, Any]) -> str:
 def play(playbook: str, tmp_path: Path, *, check: bool = False, limit: str | None = None, **extra: Any) -> Outcome:
     """Run one playbook on the lab's inventory with extra variables."""
     outcome = Outcome()
+    (tmp_path / "runner").mkdir(exist_ok=True)
     variables = tmp_path / "extra-vars.json"
     variables.write_text(json.dumps({"runs_dir": str(tmp_path / "runs"), **extra}), encoding="utf-8")
     command = [f"--extra-vars=@{variables}"] + (["--check"] if check else [])
@@ -80,7 +84,7 @@ def play(playbook: str, tmp_path: Path, *, check: bool = False, limit: str | Non
         inventory=str(INVENTORY),
         cmdline=" ".join(command),
         limit=limit,
-        envvars={"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "_ANSIBLE_TEMPLAR_UNTRUSTED_TEMPLATE_BEHAVIOR": "fail"},
+        envvars={"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "_ANSIBLE_TEMPLAR_UNTRUSTED_TEMPLATE_BEHAVIOR": "error"},
         event_handler=outcome.take,
         quiet=True,
         suppress_env_files=True,
@@ -95,3 +99,11 @@ def newest_record(tmp_path: Path) -> dict[str, Any]:
     records = sorted((tmp_path / "runs").glob("*/record.json"))
     assert records, "the run left no record.json"
     return dict(json.loads(records[-1].read_text(encoding="utf-8")))
+
+
+def lab(*arguments: str) -> None:
+    """Run the lab's command line; its output shows only when it fails."""
+    done = subprocess.run(
+        [sys.executable, "-m", "lab", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"lab {' '.join(arguments)} exited {done.returncode}:\n{done.stdout}{done.stderr}"
