@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv lint unit lab lab-status lab-down molecule e2e test test-full clean
+.PHONY: help venv lint unit docs lab lab-status lab-down molecule e2e test test-full clean
 
 help: ## Show every target with what it does
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ lint: venv ## Run ruff, mypy --strict, yamllint and ansible-lint (production)
 
 unit: venv ## Run the unit tests (seconds, no containers)
 	$(BIN)/python -m pytest tests/unit
+
+docs: venv ## Write the roles' README files from their argument specs
+	$(BIN)/python docs/role_readmes.py
 
 lab: venv ## Bring up the lab and run site.yml on it: hosts audited, upgraded, served, accepted
 	$(BIN)/python -m lab up

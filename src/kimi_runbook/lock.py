@@ -145,7 +145,7 @@ def parse_lock(data: object, source: str) -> Lock:
     image = _image(root.fields("image"))
     return Lock(
         schema_version=SCHEMA_VERSION,
-        platform=root.text("platform"),
+        platform=_platform(root),
         os=root.optional_text("os"),
         kernel=root.optional_text("kernel"),
         driver=_driver(root.fields("driver"), image.cuda),
@@ -155,6 +155,13 @@ def parse_lock(data: object, source: str) -> Lock:
         model=_model(root.fields("model")),
         recipe_facts_version=root.text("recipe_facts_version"),
     )
+
+
+def _platform(root: Fields) -> str:
+    platform, known = root.text("platform"), data_file("hardware.yml").names()
+    if platform not in known:
+        raise _refused(root, "platform", platform, f"hardware known here: {', '.join(known)}")
+    return platform
 
 
 def resolve_lock(template: Mapping[str, Any], fetch: Fetch, source: str = "lock template") -> dict[str, Any]:

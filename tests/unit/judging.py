@@ -17,7 +17,7 @@ def lock_data() -> dict[str, Any]:
     """Return a valid lock."""
     return {
         "schema_version": 1,
-        "platform": "test",
+        "platform": "lab",
         "os": None,
         "kernel": None,
         "driver": {
