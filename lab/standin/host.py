@@ -15,6 +15,7 @@ DRIVER_PACKAGES = (
     "nvidia-driver-cuda",
     "nvidia-kernel-open-dkms",
     "libcuda1",
+    "libnvidia-cfg1",
     "libnvidia-ml1",
     "nvidia-persistenced",
     "nvidia-modprobe",

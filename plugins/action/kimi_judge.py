@@ -40,17 +40,21 @@ class ActionModule(ActionBase):
         plan = build_plan(args["run"]["id"], findings, lock, make_batches(hosts, args["batches"]))
 
         run_dir = Path(args["run"]["dir"])
-        _write(run_dir / "snapshots.json", raw)
-        _write(run_dir / "expected.json", expected)
-        _write(run_dir / "findings.json", [finding.to_json() for finding in findings])
-        _write(run_dir / "plan.json", plan.to_json())
+        # A later look of the same run does not overwrite what was found and planned at first.
+        look = len(list(run_dir.glob("findings*.json"))) + 1
+        suffix = f"-{look}" if look > 1 else ""
+        _write(run_dir / f"snapshots{suffix}.json", raw)
+        _write(run_dir / f"expected{suffix}.json", expected)
+        _write(run_dir / f"findings{suffix}.json", [finding.to_json() for finding in findings])
+        _write(run_dir / f"plan{suffix}.json", plan.to_json())
         Display().display(
-            render_findings_table(snapshots, findings, lock) + f"\nWritten to {run_dir}/findings.json and plan.json"
+            render_findings_table(snapshots, findings, lock)
+            + f"\nWritten to {run_dir}/findings{suffix}.json and plan{suffix}.json"
         )
 
         stops = [finding for finding in findings if finding.severity == "stop"]
         if stops:
-            raise AnsibleActionFail("\n".join(_sentence(finding) for finding in stops) + "\nNothing was changed.")
+            raise AnsibleActionFail("\n".join(map(_sentence, stops)) + ("" if look > 1 else "\nNothing was changed."))
         unsettled = [
             finding for finding in findings if finding.severity == "change" and finding.role in args["settled_roles"]
         ]

@@ -6,7 +6,7 @@ from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
-from kimi_runbook import engine_node, evidence, wishes
+from kimi_runbook import engine_node, wishes
 from kimi_runbook.driver_verdict import judge_driver
 from kimi_runbook.errors import RunbookError
 from kimi_runbook.snapshot import Snapshot
@@ -45,14 +45,15 @@ def _driver_verdict(snapshot: dict[str, Any], wanted: dict[str, Any]) -> dict[st
     return {"name": verdict.name, "reason": verdict.reason}
 
 
-def _acceptance_hosts(nodes: list[str], hostvars: dict[str, Any]) -> list[dict[str, Any]]:
+def _acceptance_hosts(nodes: list[str], hostvars: dict[str, Any], *, sudo: bool) -> list[dict[str, Any]]:
     """Return the nodes in rank order with their testinfra connection, which reads the same inventory."""
     return [
         {
             "name": node,
             "address": hostvars[node]["engine_address"],
             "rank": rank,
-            "uri": f"ansible://{node}?ansible_inventory={hostvars[node]['inventory_file']}",
+            "uri": f"ansible://{node}?ansible_inventory={hostvars[node]['inventory_file']}"
+            + ("&sudo=true" if sudo else ""),
         }
         for rank, node in enumerate(nodes)
     ]
@@ -72,7 +73,6 @@ class FilterModule:
                 snapshot["engine"]["container"], launch, files
             ),
             "kimi_engine_unit": _told(engine_node.node_unit),
-            "kimi_evidence_parts": evidence.parts_from_results,
             "kimi_expected": wishes.assemble,
             "kimi_installed": _installed,
             "kimi_interconnect": _told(engine_node.node_settings),

@@ -20,9 +20,16 @@ SCHEMA_VERSION = 1
 # Packages reported whether or not somebody asked for them: a stray driver package is what breaks the next upgrade.
 _DRIVER_PACKAGE = re.compile(r"^(lib)?nvidia|^libcuda\d|^cuda-drivers|^nvlsm$|^(kmod|dkms)-nvidia")
 
-# Only names that steer the engine leave the container; anything else could be a secret.
-_ENGINE_ENV = re.compile(r"^(NCCL|UCX|GLOO|VLLM|CUDA|TORCH|TORCHDYNAMO|PYTORCH|OMP)_|^HF_HUB_OFFLINE$")
-_SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW", re.IGNORECASE)
+# Only names that steer the engine leave the container; anything else could be a secret. A node has no library, so
+# both patterns and the options stand in kimi_runbook/environment.py as well; a unit test holds them together.
+_ENGINE_ENV = re.compile(
+    r"(NCCL|UCX|GLOO|VLLM|CUDA|NVIDIA|TORCH|TORCHDYNAMO|PYTORCH|OMP|TP|MASTER)_[A-Z0-9_]+|HF_HUB_OFFLINE"
+)
+_SECRET_NAME = re.compile(
+    r"KEY|(?<!MAX_)(?<!NUM_)TOKEN(?!IZ|S_PER)|SECRET|PASSW|PASSPHRASE|PASS$|CREDENTIAL|AUTH", re.IGNORECASE
+)
+_SECRET_OPTIONS = ("--api-key", "--hf-token")
+_NOT_SHOWN = "(not shown)"
 
 _NVRM_VERSION = re.compile(r"Kernel Module(?P<open> for \S+)?\s+(?P<version>\d+(?:\.\d+)+)")
 _LISTEN = "0A"
@@ -154,7 +161,7 @@ def units(probe, wanted):
     if answer is None:
         return found
     blocks = answer[1].strip().split("\n\n")
-    for name, block in zip(wanted, blocks):  # noqa: B905 (strict= needs Python 3.10, RHEL 9 ships 3.9)
+    for name, block in zip(wanted, blocks):
         values = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
         found[name] = {
             "load": values.get("LoadState", "unknown"),
@@ -204,11 +211,70 @@ def _device_holders(probe):
     return [holders[pid] for pid in sorted(holders)]
 
 
+def _headers_present(probe):
+    """Whether a module can be built for the running kernel; None on a host that has no kernel of its own."""
+    modules = f"/lib/modules/{os.uname().release}"
+    if not probe.path(modules).is_dir():
+        return None  # a container, or a kernel that no package of this host brought
+    return probe.path(f"{modules}/build").exists()  # follows the link, which outlives removed headers
+
+
+def _secure_boot(probe):
+    """Whether Secure Boot is on; None when mokutil, the only one asked, cannot tell."""
+    answer = probe.command("mokutil", "--sb-state")
+    said = "" if answer is None else answer[1] + answer[2]
+    if "SecureBoot enabled" in said:
+        return True
+    if "SecureBoot disabled" in said or not probe.path("/sys/firmware/efi").is_dir():
+        return False
+    return None
+
+
+# Where dkms leaves the public key it signs with: its own default, and Ubuntu's.
+_SIGNING_KEYS = ("/var/lib/dkms/mok.pub", "/var/lib/shim-signed/mok/MOK.der")
+
+
+def _key_enrolled(probe):
+    """Whether a key of local modules is enrolled; None when there is none or mokutil does not tell.
+
+    mokutil exits 1 for an enrolled key and 0 for one that is not, so its words count. A key that waits for the
+    confirmation at the console is called "already in the enrollment request".
+    """
+    enrolled = None
+    for key in _SIGNING_KEYS:
+        answer = probe.command("mokutil", "--test-key", key) if probe.path(key).exists() else None
+        said = "" if answer is None else answer[1] + answer[2]
+        if "is already enrolled" in said:
+            return True
+        if "is not enrolled" in said or "in the enrollment request" in said:
+            enrolled = False
+    return enrolled
+
+
+def _runfile(probe):
+    """Whether an uninstaller lies there that no package owns: the trace of an installation by .run file."""
+    found = [*probe.glob("/usr/bin/nvidia-uninstall"), *probe.glob("/usr/lib/nvidia/*uninstall")]
+    for path in found:
+        name = f"/{path.relative_to(probe.root)}"
+        for question in (("dpkg-query", "--search", name), ("rpm", "--query", "--file", name)):
+            answer = probe.command(*question)
+            if answer is not None:
+                if answer[0] == 1:
+                    return True
+                break
+    return False
+
+
 def driver(probe):
-    """Return the driver as packaged on disk, as loaded, and as the userspace library (provisioning facts A1.7)."""
+    """Return the driver as packaged on disk, as loaded, and as the userspace library (provisioning facts A1.7).
+
+    With it goes what can keep a change from working: Secure Boot, missing headers, a .run file. Not looked at, since
+    neither can be read cheaply: the module's version inside the initramfs, and parameters that differ from the loaded.
+    """
     on_disk = _module_on_disk(probe)
     loaded, flavour = _loaded_version(probe)
     smi = probe.command("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    secure_boot = _secure_boot(probe)
     if flavour is None and on_disk.get("license"):
         flavour = "open" if "GPL" in on_disk["license"] else "proprietary"
     return {
@@ -220,6 +286,10 @@ def driver(probe):
         "smi_message": "" if smi is None or smi[0] == 0 else (smi[1] + smi[2]).strip().replace("\n", " "),
         "standin": "stand-in" in on_disk.get("description", "").lower(),
         "holders": _device_holders(probe) if loaded else [],
+        "secure_boot": secure_boot,
+        "key_enrolled": _key_enrolled(probe) if secure_boot else None,
+        "headers_present": _headers_present(probe),
+        "runfile": _runfile(probe),
     }
 
 
@@ -368,6 +438,18 @@ def image(probe, reference):
     }
 
 
+def _shown(args):
+    """Return command-line arguments with the values of secret options blotted out."""
+    shown = []
+    for argument in args:
+        name, equals, _ = argument.partition("=")
+        if equals and name in _SECRET_OPTIONS:
+            shown.append(f"{name}={_NOT_SHOWN}")
+        else:
+            shown.append(_NOT_SHOWN if shown and shown[-1] in _SECRET_OPTIONS else argument)
+    return shown
+
+
 def engine_container(probe, name, container_files):
     """Return what the engine's container really runs with: image, arguments, steering environment, settings files."""
     rows = probe.json_command("docker", "container", "inspect", name) or [] if name else []
@@ -385,11 +467,11 @@ def engine_container(probe, name, container_files):
         "image_repo_digests": images[0].get("RepoDigests") or [],
         "started_at": row["State"].get("StartedAt"),
         "pid": pid,
-        "args": row.get("Args") or [],
+        "args": _shown(row.get("Args") or []),
         "env": {
             key: value
             for key, value in sorted(environment.items())
-            if _ENGINE_ENV.search(key) and not _SECRET_NAME.search(key)
+            if _ENGINE_ENV.fullmatch(key) and not _SECRET_NAME.search(key)
         },
         "restart_count": row.get("RestartCount", 0),
         "files": {

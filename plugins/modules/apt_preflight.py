@@ -27,6 +27,13 @@ options:
     type: list
     elements: str
     default: []
+  pin_packages:
+    description:
+      - Packages that pin others, as C(name) or C(name=version). Their preferences count in the resolution although
+        they are not installed yet, because the role installs them first, in a transaction of its own.
+    type: list
+    elements: str
+    default: []
   download:
     description: Also fetch the packages into apt's cache, so that the later transaction needs no network.
     type: bool
@@ -100,7 +107,7 @@ class Sandbox:
         os.makedirs(os.path.join(folder, "lists", "partial"))
         ours = {os.path.basename(source["path"]) for source in sources}
         for path in glob.glob("/etc/apt/sources.list.d/*"):
-            if os.path.basename(path) not in ours:
+            if os.path.basename(path) not in ours and os.path.isfile(path):
                 shutil.copy(path, parts)
         keys = {}
         for source in sources:
@@ -108,8 +115,6 @@ class Sandbox:
                 keys[source["path"]] = os.path.join(folder, os.path.basename(source["path"]))
                 with open(keys[source["path"]], "w", encoding="utf-8") as file:
                     file.write(source["content"])
-        # apt drops privileges to _apt, which must read keys and lists.
-        os.chmod(folder, 0o755)  # noqa: S103 (nothing here is secret: sources, public keys, package lists)
         for source in sources:
             if source["path"].endswith(".sources"):
                 content = source["content"]
@@ -124,7 +129,32 @@ class Sandbox:
             "-o", "Dir::Cache::srcpkgcache=",
             "-o", "APT::Update::Error-Mode=any",
             "-o", "Acquire::Retries=2",
+            # The lists lie in a folder of root's; the user apt drops to could not read them there.
+            "-o", "APT::Sandbox::User=root",
         ]  # fmt: skip
+
+
+def use_preferences_of(module, sandbox, apt_get, packages, environment):
+    """Let the pinning packages' preferences count in the sandbox, in place of those an older one left on the host."""
+    unpacked = os.path.join(sandbox.folder, "pins")
+    preferences = os.path.join(sandbox.folder, "preferences.d")
+    os.makedirs(unpacked)
+    os.makedirs(preferences)
+    rc, out, err = module.run_command([*apt_get, "download", *packages], environ_update=environment, cwd=unpacked)
+    if rc != 0:
+        return complaints(out + err)
+    for archive in glob.glob(os.path.join(unpacked, "*.deb")):
+        module.run_command(
+            [module.get_bin_path("dpkg-deb", required=True), "--extract", archive, unpacked], check_rc=True
+        )
+    pinned = glob.glob(os.path.join(unpacked, "etc/apt/preferences.d/*"))
+    names = {os.path.basename(path) for path in pinned}
+    on_host = [path for path in glob.glob("/etc/apt/preferences.d/*") if os.path.basename(path) not in names]
+    for path in pinned + on_host:
+        if os.path.isfile(path):
+            shutil.copy(path, preferences)
+    sandbox.options += ["-o", f"Dir::Etc::PreferencesParts={preferences}"]
+    return ""
 
 
 def complaints(output):
@@ -140,6 +170,7 @@ def main():
             "sources": {"type": "list", "elements": "dict", "required": True},
             "packages": {"type": "list", "elements": "str", "required": True},
             "pins": {"type": "list", "elements": "str", "default": []},
+            "pin_packages": {"type": "list", "elements": "str", "default": []},
             "download": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
@@ -158,9 +189,17 @@ def main():
     rc, out, err = module.run_command([*apt_get, "update"], environ_update=environment)
     if rc != 0:
         module.fail_json(
-            msg=f"apt repository {uris}: {complaints(out + err)}; expected a repository that answers and is signed by "
-            "the key in the inventory. Nothing was changed; repair the mirror or the key (key_file), then run again."
+            msg=f"apt: {complaints(out + err)}; expected every source to answer and to be signed by its key; those of "
+            f"the inventory are {uris}. Nothing was changed; repair the mirror or the key (key_file), then run again."
         )
+    if params["pin_packages"]:
+        complaint = use_preferences_of(module, sandbox, apt_get, params["pin_packages"], environment)
+        if complaint:
+            module.fail_json(
+                msg=f"apt repository {uris}: {complaint}; expected the pinning packages "
+                f"{' '.join(params['pin_packages'])}. Nothing was changed; correct the lock or the mirror, run again."
+            )
+        apt_get = [module.get_bin_path("apt-get", required=True), "--quiet", *sandbox.options]
     install = [
         *apt_get, "install", "--yes", "--no-install-recommends", "--allow-downgrades", "--allow-change-held-packages",
     ]  # fmt: skip

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Own some keys of Docker's daemon.json and leave every other key alone."""
+"""Own some settings of Docker's daemon.json and leave every other one alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ DOCUMENTATION = r"""
 module: docker_daemon_config
 short_description: Merge settings into Docker's daemon.json
 description:
-  - Sets the given top-level keys and keeps every other one. A file that means the same is not written, whatever its
+  - Sets the given keys and keeps every other one; a list keeps what a site added to it.
+  - A file that means the same is not written, whatever its
     layout, so Docker is restarted only for a real difference.
   - Where the installed Docker can check a configuration (23.0 and newer), the merged file is checked before it
     replaces the old one, which is kept beside it.
@@ -61,7 +62,17 @@ def merge(text, settings):
     present = json.loads(text) if text.strip() else {}
     if not isinstance(present, dict):
         raise ValueError("not a JSON object")
-    return present, {**present, **settings}
+    return present, union(present, settings)
+
+
+def union(present, ours):
+    """Return both merged: keys of objects one by one, lists with what is missing added, anything else as ours says."""
+    if isinstance(present, dict) and isinstance(ours, dict):
+        merged = {key: union(present[key], value) if key in present else value for key, value in ours.items()}
+        return {**present, **merged}
+    if isinstance(present, list) and isinstance(ours, list):
+        return present + [item for item in ours if item not in present]
+    return ours
 
 
 def render(values):

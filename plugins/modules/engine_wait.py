@@ -7,9 +7,9 @@ DOCUMENTATION = r"""
 module: engine_wait
 short_description: Await an engine's health endpoint with an eye on this node's unit
 description:
-  - Returns when the health endpoint of the head answers 200. Fails as soon as this node's unit has failed, or was
-    restarted by systemd, or when the time is up - with the first error line this start printed, because the last
-    line of an engine's log is almost never the cause.
+  - Returns when the health endpoint of the head answers 200, or when the round is over with C(ready) false. Fails as
+    soon as this node's unit has failed, or was restarted by systemd, or when the time is up - with the first error
+    this start printed, because the last line of an engine's log is almost never the cause.
 options:
   url:
     description: Health endpoint of the head.
@@ -20,9 +20,21 @@ options:
     type: str
     required: true
   timeout_s:
-    description: Seconds to wait at most.
+    description: Seconds to wait at most, all rounds together.
     type: int
     required: true
+  round_s:
+    description: Seconds this round may take.
+    type: int
+    required: true
+  elapsed_s:
+    description: Seconds the rounds before this one took.
+    type: int
+    default: 0
+  invocation:
+    description: Start of the unit the first round saw, from its result; empty in the first round.
+    type: str
+    default: ""
   poll_s:
     description: Seconds between two looks.
     type: float
@@ -44,9 +56,18 @@ EXAMPLES = r"""
     url: http://192.0.2.11:8000/health
     unit: kimi-engine.service
     timeout_s: 5400
+    round_s: 30
 """
 
 RETURN = r"""
+ready:
+  description: Whether the engine is ready.
+  returned: success
+  type: bool
+invocation:
+  description: Start of the unit that was waited for, for the next round.
+  returned: success
+  type: str
 waited_s:
   description: Seconds from the first look to readiness.
   returned: success
@@ -73,8 +94,12 @@ def first_error(log):
     at = next((number for number, line in enumerate(lines) if _ERROR.search(line)), None)
     if at is None:
         return lines[-1] if lines else "no output"
-    traceback = _TRACEBACK.match(lines[at])
-    return _exception(lines[at + 1 :], len(traceback["prefix"])) or lines[at] if traceback else lines[at]
+    # A record such as "WorkerProc failed to start." only announces the traceback that follows it.
+    for number, line in enumerate(lines[at : at + 3], start=at):
+        traceback = _TRACEBACK.match(line)
+        if traceback:
+            return _exception(lines[number + 1 :], len(traceback["prefix"])) or line
+    return lines[at]
 
 
 def _exception(lines, prefix):
@@ -101,10 +126,10 @@ def healthy(url):
 class Unit:
     """One systemd unit, asked through systemctl and the journal."""
 
-    def __init__(self, module, name):
+    def __init__(self, module, name, invocation):
         self._module = module
         self.name = name
-        self.invocation = self.show("InvocationID")
+        self.invocation = invocation or self.show("InvocationID")
 
     def show(self, prop):
         """Return one property of the unit."""
@@ -125,13 +150,17 @@ def main():
             "url": {"type": "str", "required": True},
             "unit": {"type": "str", "required": True},
             "timeout_s": {"type": "int", "required": True},
+            "round_s": {"type": "int", "required": True},
+            "elapsed_s": {"type": "int", "default": 0},
+            "invocation": {"type": "str", "default": ""},
             "poll_s": {"type": "float", "default": 1.0},
         },
         supports_check_mode=True,
     )
     url, timeout_s = module.params["url"], module.params["timeout_s"]
-    unit = Unit(module, module.params["unit"])
-    started = time.monotonic()
+    unit = Unit(module, module.params["unit"], module.params["invocation"])
+    started = time.monotonic() - module.params["elapsed_s"]
+    round_ends = time.monotonic() + module.params["round_s"]
     while True:
         ready, answer = healthy(url)
         waited = round(time.monotonic() - started, 1)
@@ -145,13 +174,15 @@ def main():
                 f"Next: ansible-playbook playbooks/diagnose.yml, or journalctl -u {unit.name} on this host."
             )
         if ready:
-            module.exit_json(changed=False, waited_s=waited)
+            module.exit_json(changed=False, ready=True, waited_s=waited, invocation=unit.invocation)
         if waited > timeout_s:
             module.fail_json(
                 msg=f"{url}: {answer} after {waited} s, expected 200 within {timeout_s} s (engine_ready_timeout_s); "
                 f"{unit.name} is {state}. Last line: {(unit.log().strip().splitlines() or ['no output'])[-1]}\n"
                 "Next: ansible-playbook playbooks/diagnose.yml"
             )
+        if time.monotonic() > round_ends:
+            module.exit_json(changed=False, ready=False, waited_s=waited, invocation=unit.invocation)
         time.sleep(module.params["poll_s"])
 
 

@@ -112,7 +112,7 @@ def take(probe, wanted):
     """Return the whole snapshot for one set of questions."""
     return {
         "schema_version": SCHEMA_VERSION,
-        "taken_at": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "taken_at": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "hostname": socket.gethostname(),
         "os": system(probe),
         "boot": boot(probe),

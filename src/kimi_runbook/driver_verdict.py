@@ -1,4 +1,4 @@
-"""The driver verdict: from the versions on disk, loaded and in the initramfs to ok, reload, reboot, install or repair.
+"""The driver verdict: from the versions on disk and loaded to ok, reload, reboot, install or repair.
 
 It looks only at state, never at what a task reported as changed: a reboot is due exactly when what is loaded differs
 from what is on disk.
@@ -54,9 +54,7 @@ def driver_verdict(snapshot: Snapshot, wanted: Mapping[str, object], flavour: st
 
 def activation_after(snapshot: Snapshot, wanted: Mapping[str, object]) -> DriverVerdict:
     """Return how the wanted driver would be loaded once an installation has put it on disk."""
-    installed = replace(
-        snapshot.driver, on_disk=Fields(wanted, "expected driver").text("version"), flavour=None, initramfs=None
-    )
+    installed = replace(snapshot.driver, on_disk=Fields(wanted, "expected driver").text("version"), flavour=None)
     return driver_verdict(replace(snapshot, driver=installed), wanted)
 
 
@@ -121,12 +119,6 @@ def judge_driver(  # noqa: PLR0913 - the facts the verdict rests on, each by its
 def _running(driver: DriverFacts, target: str) -> DriverVerdict:
     """Judge a host whose module is right on disk and in the kernel: everything around it has to agree."""
     problems: tuple[tuple[bool, VerdictName, str], ...] = (
-        (
-            driver.initramfs not in (None, target),
-            "repair",
-            f"the initramfs still holds {driver.initramfs}, which the next boot would load",
-        ),
-        (driver.boot_parameters_differ, "reboot", "module parameters on disk are not the loaded ones"),
         (driver.userspace not in (None, target), "install", f"the user-space library is {driver.userspace}"),
         (
             driver.smi_rc == SMI_VERSION_MISMATCH,
@@ -142,10 +134,6 @@ def _running(driver: DriverFacts, target: str) -> DriverVerdict:
 
 def _activate(driver: DriverFacts, target: str, activation: str, drm: ModuleFacts | None) -> DriverVerdict:
     state = f"{target} is on disk, {driver.loaded or 'no module'} is loaded"
-    if driver.initramfs not in (None, target):
-        return DriverVerdict(name="reboot", reason=f"{state}, and the initramfs holds {driver.initramfs}")
-    if driver.boot_parameters_differ:
-        return DriverVerdict(name="reboot", reason=f"{state}, and module parameters changed")
     if drm is not None and drm.loaded and drm.refcnt:
         return DriverVerdict(name="reboot", reason=f"{state}, and a display uses nvidia_drm")
     strangers = foreign_holders(driver.holders)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kimi_runbook import interconnect
+from kimi_runbook.environment import differing
 from kimi_runbook.errors import RunbookError
 from kimi_runbook.launch import compose, docker_argv
 from kimi_runbook.units import render_engine_unit
@@ -56,8 +57,8 @@ def node_launch(spec: Json, container: Json) -> dict[str, Any]:
 
     Args:
         spec: As :func:`kimi_runbook.launch.compose` takes it.
-        container: ``name``, ``devices``, ``ulimits``, ``docker_args`` and ``mounts`` (paths, mounted read-only at
-            the same place).
+        container: ``name``, ``devices``, ``ulimits``, ``docker_args``, ``mounts`` (paths, mounted read-only at the
+            same place) and, optional, ``env_file`` (path on the host of a file with secrets; empty means none).
     """
     launch = compose(spec)
     command = docker_argv(
@@ -68,6 +69,7 @@ def node_launch(spec: Json, container: Json) -> dict[str, Any]:
         ulimits=container["ulimits"],
         ipc="host",
         docker_args=container["docker_args"],
+        env_file=container.get("env_file") or None,
     )
     return {**launch.to_json(), "docker_argv": command}
 
@@ -106,7 +108,7 @@ def drift(container: Json | None, launch: Json, files: Sequence[Json] = ()) -> s
         return f"image is {container['image_reference']}, expected {launch['image']}"
     if list(container["args"])[-len(argv) :] != argv:
         return "arguments differ from the launch"
-    wrong = [name for name, value in sorted(launch["env"].items()) if container["env"].get(name, value) != value]
+    wrong = differing(container["env"], launch["env"])
     if wrong:
         return f"environment differs: {', '.join(wrong)}"
     stale = [file["path"] for file in files if container["files"].get(file["path"]) != content_sha256(file["content"])]

@@ -28,18 +28,6 @@ def redact(text: str) -> str:
     return text
 
 
-def parts_from_results(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return a looped command's results as parts: ``name``, ``text`` (None when it failed) and ``reason``."""
-    return [
-        {
-            "name": result["item"]["name"],
-            "text": result["stdout"] if result.get("rc") in (0, 3) else None,  # systemctl status: 3 is "not running"
-            "reason": (result.get("stderr") or result.get("msg") or f"exit {result.get('rc')}").strip(),
-        }
-        for result in results
-    ]
-
-
 def freeze(folder: Path, parts: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
     """Write each part and a manifest; return the names kept and the names missing.
 

@@ -71,11 +71,17 @@ class ExpectedImage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedEngine:
-    """The engine on this host. args (after the entry point) and env (a subset) are compared only where given."""
+    """The engine on this host. args (after the entry point) and env (a subset) are compared only where given.
+
+    Attributes:
+        ports: TCP ports that must be free or the engine's own, where ``serves_http``: on the head its API and the
+            ranks' rendezvous, which no other node listens on. The port alone where none are named.
+    """
 
     container: str
     unit: str
     port: int
+    ports: tuple[int, ...]
     serves_http: bool = True
     args: tuple[str, ...] | None = None
     env: Mapping[str, str] | None = None
@@ -178,6 +184,7 @@ def _engine(engine: Fields | None) -> ExpectedEngine | None:
         container=engine.text("container"),
         unit=engine.text("unit"),
         port=engine.integer("port"),
+        ports=engine.integers("ports") or (engine.integer("port"),),
         serves_http=engine.flag("serves_http", True),
         args=None if engine.optional_sequence("args") is None else engine.texts("args"),
         env=None if engine.optional_fields("env") is None else engine.text_map("env"),

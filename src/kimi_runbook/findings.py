@@ -71,17 +71,26 @@ def make_finding(  # noqa: PLR0913 - the fields of a finding that are not in the
         role: The role that declared the subject, where the catalogue names none.
     """
     entry = data_file("findings.yml").fields(code)
+    acting = role or entry.text("role")
     return Finding(
         code=code,
         severity=entry.text("severity"),
         host=host,
-        role=role or entry.text("role"),
+        role=acting,
         observed=observed,
         expected=expected,
         source=entry.text("source"),
-        next_step=entry.text("next_step").replace("{host}", host).replace("{subject}", subject),
+        next_step=entry.text("next_step")
+        .replace("{host}", host)
+        .replace("{subject}", subject)
+        .replace("{playbook}", _playbook(acting)),
         action=entry.optional_text("action"),
     )
+
+
+def _playbook(role: str) -> str:
+    """Return the playbook that runs a role's tasks."""
+    return "playbooks/serve.yml" if role == "engine" else "playbooks/provision.yml"
 
 
 def by_severity(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -60,25 +60,22 @@ class Holder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverFacts:
-    """The four driver versions that may differ, and what stands in the way of changing them.
+    """The driver versions that may differ, and what stands in the way of changing them.
 
     Attributes:
         on_disk: Version of the module the running kernel would load; None when there is none.
         loaded: Version the kernel runs; only this one is "the driver".
-        initramfs: Version inside the initramfs; None when not looked at.
         userspace: Version of the NVML library.
         smi_rc: Exit status of nvidia-smi, 18 for a version mismatch; None when it was not run or did not answer.
         secure_boot: Whether Secure Boot is on; None when unknown.
         key_enrolled: Whether the key that signs local modules is enrolled; None when unknown.
         headers_present: Whether headers of the running kernel are installed; None when unknown.
-        boot_parameters_differ: True when module parameters on disk differ from the loaded ones.
         runfile: True when an installation by .run file, unknown to the package manager, was found.
         standin: True when the driver is the lab's stand-in.
     """
 
     on_disk: str | None = None
     loaded: str | None = None
-    initramfs: str | None = None
     flavour: str | None = None
     userspace: str | None = None
     smi_rc: int | None = None
@@ -88,7 +85,6 @@ class DriverFacts:
     secure_boot: bool | None = None
     key_enrolled: bool | None = None
     headers_present: bool | None = None
-    boot_parameters_differ: bool = False
     runfile: bool = False
 
 

@@ -16,13 +16,20 @@ __all__ = ["Finding", "judge_fleet", "judge_host"]
 _RULES = (host.judge, image.judge, driver.judge, state.judge, engine.judge)
 
 
-def judge_host(snapshot: Snapshot | None, expected: Mapping[str, object], lock: Lock) -> tuple[Finding, ...]:
+UNREACHABLE = "unreachable"
+"""Why a host has no snapshot, unless its reason says otherwise."""
+
+
+def judge_host(
+    snapshot: Snapshot | None, expected: Mapping[str, object], lock: Lock, *, missing: str = UNREACHABLE
+) -> tuple[Finding, ...]:
     """Judge one host.
 
     Args:
-        snapshot: What was seen; None when the host could not be reached.
+        snapshot: What was seen; None when there is no snapshot.
         expected: The JSON form of Expected.
         lock: The lock; ``expected`` must have been made from it.
+        missing: Why there is no snapshot: ``unreachable``, or the text of what failed on the host.
 
     Raises:
         RunbookError: expected is malformed, or names another driver or image than the lock.
@@ -30,14 +37,29 @@ def judge_host(snapshot: Snapshot | None, expected: Mapping[str, object], lock: 
     wanted = Expected.from_json(expected)
     _refuse_other_lock(wanted, lock)
     if snapshot is None:
-        return (make_finding("host.unreachable", host=wanted.host, observed="no answer", expected="a snapshot"),)
+        code, observed = ("host.unreachable", "no answer")
+        if missing != UNREACHABLE:
+            code, observed = "snapshot.failed", " ".join(missing.split()) or "failed without a message"
+        return (make_finding(code, host=wanted.host, observed=observed, expected="a snapshot"),)
     return tuple(_judge(Case(snapshot, wanted, lock)))
 
 
 def judge_fleet(
-    snapshots: Mapping[str, Snapshot | None], expected: Mapping[str, Mapping[str, object]], lock: Lock
+    snapshots: Mapping[str, Snapshot | None],
+    expected: Mapping[str, Mapping[str, object]],
+    lock: Lock,
+    *,
+    missing: Mapping[str, str] = {},
 ) -> tuple[Finding, ...]:
-    """Judge every host of ``expected`` and ``snapshots``; one without a snapshot was not reached."""
+    """Judge every host of ``expected`` and ``snapshots``.
+
+    Args:
+        snapshots: Host to what was seen there, None without a snapshot.
+        expected: Host to the JSON form of Expected.
+        lock: The lock.
+        missing: Host to why it has no snapshot: ``unreachable``, which also stands where nothing is said, or the text
+            of what failed there. Hosts with a snapshot are not looked up.
+    """
     strangers = sorted(name for name, seen in snapshots.items() if seen is not None and name not in expected)
     if strangers:
         raise RunbookError(
@@ -49,7 +71,9 @@ def judge_fleet(
     return tuple(
         finding
         for name in dict.fromkeys([*snapshots, *expected])
-        for finding in judge_host(snapshots.get(name), expected.get(name, {"host": name}), lock)
+        for finding in judge_host(
+            snapshots.get(name), expected.get(name, {"host": name}), lock, missing=missing.get(name, UNREACHABLE)
+        )
     )
 
 

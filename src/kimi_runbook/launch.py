@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from kimi_runbook.environment import looks_secret, secret_options
 from kimi_runbook.errors import RunbookError
 from kimi_runbook.reading import Fields
 
@@ -26,6 +27,15 @@ _COMPOSED = {
     *("--master-addr", "--master-port", "--port", "--headless", "--block-size", "--enable-prefix-caching"),
     *("--no-enable-prefix-caching", "--enable-prompt-tokens-details"),
 }
+
+
+# Options of docker run that have a variable of their own.
+_DOCKER_COMPOSED = {"-e", "--env", "--env-file"}
+_NEXT_STEP = "Correct the engine's variables in the inventory."
+_ENV_FILE_STEP = (
+    "Take it out of the inventory, write NAME=value into a file on each host that only root can read, and name that "
+    "file as engine_env_file."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +85,10 @@ def compose(spec: Mapping[str, object]) -> Launch:
 
     Raises:
         RunbookError: a key is missing, unknown or of the wrong type, ranks and sizes do not fit, an extra argument
-            repeats a composed one, or the image is not pinned.
+            repeats a composed one, the image is not pinned, or a variable or argument would carry a secret: a launch
+            is written to files and reports.
     """
-    root = Fields(spec, "engine launch", "Correct the engine's variables in the inventory.")
+    root = Fields(spec, "engine launch", _NEXT_STEP)
     root.refuse_unknown(_KEYS)
     image, model = root.text("image"), root.text("model")
     if not re.fullmatch(r".+@sha256:[0-9a-f]{64}", image):
@@ -113,6 +124,7 @@ def docker_argv(  # noqa: PLR0913 - one keyword per group of docker options, non
     ulimits: Sequence[str],
     ipc: str,
     docker_args: Sequence[str],
+    env_file: str | None = None,
 ) -> list[str]:
     """Return the whole ``docker run`` command of one node.
 
@@ -125,7 +137,17 @@ def docker_argv(  # noqa: PLR0913 - one keyword per group of docker options, non
         ulimits: As ``--ulimit`` takes them, e.g. ``memlock=-1``.
         ipc: As ``--ipc`` takes it, ``host`` for shared memory between workers.
         docker_args: Further options of ``docker run``.
+        env_file: Absolute path, on the host, of a file with more environment as ``NAME=value`` lines: the place for
+            secrets. What the launch sets itself wins over it.
+
+    Raises:
+        RunbookError: a mount or the file is no absolute path, or docker_args set environment.
     """
+    if env_file and not env_file.startswith("/"):
+        raise _wrong("env_file", env_file, "an absolute path on the host")
+    repeated = sorted({argument.partition("=")[0] for argument in docker_args} & _DOCKER_COMPOSED)
+    if repeated:
+        raise _wrong("docker_args", ", ".join(repeated), "environment in engine_extra_env or engine_env_file only")
     argv = ["/usr/bin/docker", "run", "--rm", "--name", container]
     argv += ["--pull", "never"]  # staged beforehand: a start waits for no network, and runs nothing unpinned
     argv += ["--network", "host", "--ipc", ipc]
@@ -135,6 +157,8 @@ def docker_argv(  # noqa: PLR0913 - one keyword per group of docker options, non
         argv += ["--device", device]
     for mount in mounts:
         argv += ["--mount", _mount(mount)]
+    if env_file:
+        argv += ["--env-file", env_file]
     for name, value in launch.env.items():
         argv += ["--env", f"{name}={value}"]
     return [*argv, *docker_args, launch.image, *launch.argv]
@@ -170,6 +194,9 @@ def _extra(root: Fields) -> tuple[str, ...]:
     repeated = sorted({argument.partition("=")[0] for argument in extra} & _COMPOSED)
     if repeated:
         raise _wrong("extra_args", ", ".join(repeated), "only options that have no variable of their own")
+    secret = secret_options(extra)
+    if secret:
+        raise _wrong("extra_args", ", ".join(secret), "no secret in a launch (VLLM_API_KEY, HF_TOKEN)", _ENV_FILE_STEP)
     return extra
 
 
@@ -185,6 +212,8 @@ def _env(root: Fields) -> dict[str, str]:
     for name in env:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise _wrong("env", repr(name), "names of letters, digits and underscores")
+        if looks_secret(name):
+            raise _wrong("env", f"{name}, whose value looks like a secret", "no secret in a launch", _ENV_FILE_STEP)
     return {**env, "VLLM_HOST_IP": host_ip}
 
 
@@ -200,10 +229,5 @@ def _mount(mount: Mapping[str, object]) -> str:
     return f"type=bind,source={source},target={target}{suffix}"
 
 
-def _wrong(key: str, observed: str, expected: str) -> RunbookError:
-    return RunbookError(
-        where=f"engine launch: {key}",
-        observed=observed,
-        expected=expected,
-        next_step="Correct the engine's variables in the inventory.",
-    )
+def _wrong(key: str, observed: str, expected: str, next_step: str = _NEXT_STEP) -> RunbookError:
+    return RunbookError(where=f"engine launch: {key}", observed=observed, expected=expected, next_step=next_step)

@@ -212,6 +212,13 @@ class Fields:
             raise self._wrong(key, "a list of strings")
         return tuple(str(item) for item in items)
 
+    def integers(self, key: str) -> tuple[int, ...]:
+        """Return a list of integers, empty when absent."""
+        items = self.optional_sequence(key) or ()
+        if not all(isinstance(item, int) and not isinstance(item, bool) for item in items):
+            raise self._wrong(key, "a list of integers")
+        return tuple(int(str(item)) for item in items)
+
     def text_map(self, key: str) -> dict[str, str]:
         """Return a mapping of strings to strings, empty when absent."""
         nested = self.optional_fields(key)

@@ -137,7 +137,6 @@ def _driver(driver: Fields) -> DriverFacts:
     return DriverFacts(
         on_disk=driver.optional_text("on_disk"),
         loaded=driver.optional_text("loaded"),
-        initramfs=driver.optional_text("initramfs"),
         flavour=driver.optional_text("flavour"),
         userspace=driver.optional_text("userspace"),
         smi_rc=driver.optional_integer("smi_rc"),
@@ -150,7 +149,6 @@ def _driver(driver: Fields) -> DriverFacts:
         secure_boot=driver.optional_flag("secure_boot"),
         key_enrolled=driver.optional_flag("key_enrolled"),
         headers_present=driver.optional_flag("headers_present"),
-        boot_parameters_differ=driver.flag("boot_parameters_differ", False),
         runfile=driver.flag("runfile", False),
     )
 

@@ -16,9 +16,13 @@ from labkit import ROOT, Shell, lab
 
 @pytest.fixture(scope="session", autouse=True)
 def fresh_hosts() -> Iterator[None]:
-    """Hosts nobody touched, from cached images; removed again unless KIMI_KEEP_LAB is set."""
+    """Hosts nobody touched, from cached images, removed again at the end.
+
+    For work on one test: KIMI_KEEP_LAB leaves them, KIMI_KEEP_LAB=reuse also starts from those that are there.
+    """
     os.chdir(ROOT)  # the lab's inventory names .lab/ relative to the checkout, as the command line does
-    lab("up", "--hosts-only", "--fresh")
+    if os.environ.get("KIMI_KEEP_LAB") != "reuse":
+        lab("up", "--hosts-only", "--fresh")
     yield
     if not os.environ.get("KIMI_KEEP_LAB"):
         lab("down")

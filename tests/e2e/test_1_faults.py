@@ -71,7 +71,7 @@ def test_a_digest_the_registry_does_not_have_stops_every_host(tmp_path: Path, un
 
 def _only_downloads(changed: dict[str, list[str]]) -> bool:
     """Stage may have fetched packages into apt's cache, which adds files and touches nothing a host runs."""
-    return all(task.startswith("preflight |") for tasks in changed.values() for task in tasks)
+    return all(task.startswith("packages |") for tasks in changed.values() for task in tasks)
 
 
 def test_a_full_disk_stops_before_the_pull(tmp_path: Path, untouched: None, shell: Shell) -> None:
@@ -122,7 +122,7 @@ def test_a_bad_signature_stops_before_any_change(tmp_path: Path, untouched: None
 
 
 def test_an_unknown_interconnect_is_refused(tmp_path: Path, untouched: None) -> None:
-    outcome = play("site.yml", tmp_path, kimi_interconnect="tokenring")
+    outcome = play("site.yml", tmp_path, interconnect_profile="tokenring")
     assert outcome.rc != 0
     assert "tokenring" in outcome.messages
     assert outcome.changed == {}

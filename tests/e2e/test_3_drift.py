@@ -23,7 +23,7 @@ QUIET_DRIFT = {
         {"file.missing", "file.content", "package.unheld", "unit.enablement", "unit.inactive"},
         [
             "repository | Write the apt source and its key",
-            "install | Hold packages that somebody released",
+            "install | Hold the driver where it is",
             "run | Keep the driver loaded while no process uses a GPU",
         ],
     ),

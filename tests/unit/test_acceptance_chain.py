@@ -9,8 +9,8 @@ from kimi_runbook.acceptance import step0_host
 from kimi_runbook.acceptance.chain import STEPS, Chain
 from kimi_runbook.acceptance.context import Context
 from kimi_runbook.acceptance.prompts import LengthError, chat, fit, words
-from kimi_runbook.acceptance.redact import allowed
 from kimi_runbook.acceptance.result import Check, State, StepResult, worst
+from kimi_runbook.environment import reportable
 from kimi_runbook.verdict import VerdictName
 from tests.faults.engine.fake_engine import FakeEngine
 from tests.faults.engine.site import context, nodes
@@ -123,4 +123,4 @@ def test_prompts_have_the_wanted_length() -> None:
 
 def test_only_listed_variables_are_written() -> None:
     env = {"VLLM_HOST_IP": "1", "NCCL_DEBUG": "INFO", "HF_TOKEN": "x", "VLLM_API_KEY": "x", "MY_SETTING": "x"}
-    assert allowed(env) == {"NCCL_DEBUG": "INFO", "VLLM_HOST_IP": "1"}
+    assert reportable(env) == {"NCCL_DEBUG": "INFO", "VLLM_HOST_IP": "1"}

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import subprocess
 
+import node_evidence
 import pytest
 
 from kimi_runbook import evidence
@@ -41,11 +43,30 @@ def test_freeze_hashes_what_it_kept_and_names_what_it_did_not(tmp_path):
     assert manifest["missing"] == {"nvidia-smi.txt": "no such file"}
 
 
-def test_parts_take_a_stopped_unit_for_an_answer():
-    results = [
-        {"item": {"name": "unit.txt"}, "rc": 3, "stdout": "inactive"},
-        {"item": {"name": "x.txt"}, "rc": 127, "stdout": "", "stderr": "not found"},
-        {"item": {"name": "y.txt"}, "msg": "no such program", "rc": 2, "stdout": ""},
-    ]
-    assert [part["text"] for part in evidence.parts_from_results(results)] == ["inactive", None, None]
-    assert evidence.parts_from_results(results)[1]["reason"] == "not found"
+@pytest.mark.parametrize(
+    ("outcome", "text", "reason"),
+    [
+        pytest.param(
+            subprocess.CompletedProcess([], 3, "inactive", ""), "inactive", "", id="stopped-unit-is-an-answer"
+        ),
+        pytest.param(subprocess.CompletedProcess([], 127, "", "not found"), None, "exit 127: not found", id="failed"),
+        pytest.param(FileNotFoundError("nvidia-smi"), None, "nvidia-smi", id="no-such-program"),
+        pytest.param(subprocess.TimeoutExpired("x", 5), None, "no answer within 5 s", id="hangs"),
+    ],
+)
+def test_a_part_is_an_answer_or_a_reason(outcome, text, reason):
+    def run(*_, **__):
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    assert node_evidence.ask("part", ["x"], 5, 1000, run) == {"name": "part", "text": text, "reason": reason}
+
+
+def test_a_long_part_keeps_its_end():
+    def run(*_, **__):
+        return subprocess.CompletedProcess([], 0, "a" * 50 + "end", "")
+
+    assert (
+        node_evidence.ask("log", ["x"], 5, 10, run)["text"] == "[43 characters before this were left out]\naaaaaaaend"
+    )

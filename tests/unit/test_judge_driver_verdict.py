@@ -24,14 +24,6 @@ RIGHT: dict[str, Any] = {"on_disk": NEW, "loaded": NEW, "userspace": NEW, "flavo
         pytest.param(UPGRADED, {"activation": "reload"}, "reload", "is loaded", id="older-loaded"),
         pytest.param(UPGRADED, {}, "reboot", "site's way", id="reboot-is-the-default"),
         pytest.param(RIGHT | {"loaded": None}, {"activation": "reload"}, "reload", "no module", id="nothing-loaded"),
-        pytest.param(UPGRADED | {"initramfs": OLD}, {"activation": "reload"}, "reboot", "initramfs", id="initramfs"),
-        pytest.param(
-            UPGRADED | {"boot_parameters_differ": True},
-            {"activation": "reload"},
-            "reboot",
-            "parameters",
-            id="parameters",
-        ),
         pytest.param(
             UPGRADED,
             {"activation": "reload", "drm": ModuleFacts(loaded=True, refcnt=2)},
@@ -61,8 +53,6 @@ RIGHT: dict[str, Any] = {"on_disk": NEW, "loaded": NEW, "userspace": NEW, "flavo
         pytest.param(RIGHT | {"flavour": "proprietary"}, {}, "install", "proprietary", id="flavour"),
         pytest.param(RIGHT | {"userspace": OLD}, {}, "install", "user-space", id="userspace"),
         pytest.param(RIGHT | {"smi_rc": 18}, {}, "repair", "exit status 18", id="library-mismatch"),
-        pytest.param(RIGHT | {"initramfs": OLD}, {}, "repair", "next boot", id="next-boot-would-go-back"),
-        pytest.param(RIGHT | {"boot_parameters_differ": True}, {}, "reboot", "parameters", id="parameters-only"),
     ],
 )
 def test_verdict(facts: dict[str, Any], options: dict[str, Any], verdict: str, reason: str) -> None:

@@ -46,9 +46,7 @@ def test_round_trip_and_digest(tmp_path: Path) -> None:
     [
         pytest.param("schema_version", 2, "schema_version: 2; expected 1", id="schema"),
         pytest.param("extra", 1, "unknown key extra; expected only container_runtime", id="unknown-key"),
-        pytest.param(
-            "platform", "tpu-v9", "tpu-v9; expected hardware known here: h100", id="unknown-hardware"
-        ),
+        pytest.param("platform", "tpu-v9", "tpu-v9; expected hardware known here: h100", id="unknown-hardware"),
         pytest.param("driver|vresion", "1", "driver: unknown key vresion", id="unknown-nested-key"),
         pytest.param("driver|version", 595.84, r"version: 595.84; expected a string \(quote it\)", id="unquoted"),
         pytest.param("driver|version", "latest", "driver: version: latest; expected one exact version", id="latest"),

@@ -2,6 +2,7 @@
 
 import apt_preflight
 import docker_daemon_config
+import engine_start_mark
 import engine_wait
 import pytest
 
@@ -48,6 +49,17 @@ def test_merge_keeps_foreign_keys():
     assert wanted == {"mtu": 9000, "log-driver": "local"}
 
 
+def test_merge_adds_to_lists_and_objects_of_the_site():
+    _, wanted = docker_daemon_config.merge(
+        '{"insecure-registries": ["site:5000"], "features": {"buildkit": true}}',
+        {"insecure-registries": ["lab:5000"], "features": {"cdi": True}},
+    )
+    assert wanted == {
+        "insecure-registries": ["site:5000", "lab:5000"],
+        "features": {"buildkit": True, "cdi": True},
+    }
+
+
 def test_merge_of_an_equal_file_means_no_change():
     present, wanted = docker_daemon_config.merge('{ "a":[1] }', {"a": [1]})
     assert present == wanted
@@ -79,8 +91,30 @@ def test_merge_refuses_what_is_no_object(text):
             "KeyError: 'k'",
             id="prefixed-traceback",
         ),
+        pytest.param(
+            "(W pid=2) ERROR 11-30 [m.py:9] WorkerProc failed to start.\n"
+            "(W pid=2) ERROR 11-30 [m.py:9] Traceback (most recent call last):\n"
+            '(W pid=2) ERROR 11-30 [m.py:9]   File "x.py", line 1\n'
+            "(W pid=2) ERROR 11-30 [m.py:9] ValueError: Unknown load format\n",
+            "ValueError: Unknown load format",
+            id="announced-traceback",
+        ),
         pytest.param("", "no output", id="empty"),
     ],
 )
 def test_first_error_is_the_first_and_not_the_last(log, line):
     assert engine_wait.first_error(log) == line
+
+
+@pytest.mark.parametrize(
+    ("mark", "state", "invocation", "joint"),
+    [
+        pytest.param({"start_id": "r1", "invocation": "a"}, "active", "a", True, id="as-started"),
+        pytest.param({"start_id": "r1", "invocation": "a"}, "active", "b", False, id="restarted-alone"),
+        pytest.param({"start_id": "r1", "invocation": "a"}, "inactive", "a", False, id="stopped"),
+        pytest.param({}, "active", "a", False, id="no-mark-after-a-reboot"),
+        pytest.param({}, "active", "", False, id="never-started"),
+    ],
+)
+def test_a_rank_is_joint_only_as_it_was_started_with_the_others(mark, state, invocation, joint):
+    assert engine_start_mark.judge(mark, state, invocation)["joint"] is joint

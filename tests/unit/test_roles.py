@@ -48,13 +48,36 @@ def test_no_task_ignores_its_failure(path):
         assert "ignore_unreachable" not in line
 
 
-@pytest.mark.parametrize("playbook", ["provision", "stage", "serve", "accept"])
-def test_safety_settings_stand(playbook):
-    plays = load(ROOT / f"playbooks/{playbook}.yml")
-    changing = [play for play in plays if play["name"] in ("Bring hosts to the lock",)]
-    for play in changing:
-        assert play["max_fail_percentage"] == 0
-        assert "[1," in play["serial"], "a canary goes first"
-    grouped = [play for play in plays if play["name"] in ("Serve", "Accept") or play["name"].startswith("Prove ")]
-    assert all(play.get("any_errors_fatal", True) is True for play in grouped)
-    assert changing or grouped
+def plays(playbook):
+    return {play["name"]: play for play in load(ROOT / f"playbooks/{playbook}.yml")}
+
+
+@pytest.mark.parametrize(
+    ("playbook", "play"),
+    [
+        ("stage", "Prove and fetch what the planned hosts will need"),
+        ("provision", "Prove that every version resolves before any host changes"),
+        ("serve", "Serve"),
+        ("accept", "Accept"),
+    ],
+)
+def test_one_failed_host_stops_every_host(playbook, play):
+    assert plays(playbook)[play]["any_errors_fatal"] is True
+
+
+def test_provision_rolls_with_a_canary_and_stops_at_the_first_failure():
+    play = plays("provision")["Bring hosts to the lock"]
+    assert play["max_fail_percentage"] == 0
+    assert "default([1, '25%'])" in play["serial"]
+
+
+def test_provision_ends_with_the_proof_that_nothing_is_left():
+    settled = plays("provision")["Prove that nothing is left to provision"]["roles"][0]["vars"][
+        "host_snapshot_settled_roles"
+    ]
+    assert set(settled) == {"gpu_driver", "container_runtime", "rdma", "engine_image", "interconnect"}
+
+
+def test_no_placeholder_is_left_in_the_documents():
+    for path in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]:
+        assert "@@" not in path.read_text(encoding="utf-8"), path

@@ -16,8 +16,8 @@ from kimi_runbook.acceptance import (
 from kimi_runbook.acceptance.context import Context
 from kimi_runbook.acceptance.fingerprint import fingerprint_of
 from kimi_runbook.acceptance.plan import STEP_NAMES
-from kimi_runbook.acceptance.redact import allowed
 from kimi_runbook.acceptance.result import Check, State, StepResult
+from kimi_runbook.environment import reportable
 from kimi_runbook.record import Record, with_verdict
 
 Step = Callable[[Context], StepResult]
@@ -84,7 +84,7 @@ class Chain:
                 endpoint=plan.endpoint,
                 fingerprint=fingerprint_of(self._context),
                 expectation=tuple(self._context.expectation),
-                environment={name: allowed(launch.env) for name, launch in sorted(plan.launch.items())},
+                environment={name: reportable(launch.env) for name, launch in sorted(plan.launch.items())},
                 steps=steps,
             )
         )

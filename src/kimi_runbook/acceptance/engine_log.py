@@ -61,6 +61,7 @@ class EngineLog:
         ranks: Rendezvous lines in order.
         nccl: NCCL version the engine named, or None.
         ready: Whether a ready line was seen; only the head prints one.
+        transport: NCCL's lines about the way it took, each once; empty where NCCL_DEBUG is off, the normal case.
     """
 
     phases: dict[str, datetime | None]
@@ -68,6 +69,7 @@ class EngineLog:
     ranks: tuple[Rank, ...]
     nccl: str | None
     ready: bool
+    transport: tuple[str, ...] = ()
 
 
 @cache
@@ -82,10 +84,18 @@ def fatals() -> tuple[Fatal, ...]:
     return tuple(Fatal(kind=item.text("kind"), parts=item.texts("parts")) for item in _data().each("fatal"))
 
 
+@cache
+def transport_lines() -> tuple[tuple[str, ...], ...]:
+    """Return what proves or refutes a transport, the parts of one line each (data/interconnect_proof.yml)."""
+    kinds = data_file("interconnect_proof.yml").each("kinds")
+    return tuple(parts for kind in kinds for key in ("proof", "refutation") if (parts := kind.texts(key)))
+
+
 def patterns() -> tuple[str, ...]:
     """Return every text a log is searched for: what a remote filter has to let through."""
     found = [mark for phase in phases() for mark in phase.marks]
     found += [max(fatal.parts, key=len) for fatal in fatals()]
+    found += [max(parts, key=len) for parts in transport_lines()]
     return tuple(dict.fromkeys(found))
 
 
@@ -95,6 +105,7 @@ def read_log(lines: Iterable[str]) -> EngineLog:
     fatal: list[FatalLine] = []
     ranks: list[Rank] = []
     nccl: str | None = None
+    transport: list[str] = []
     for raw in lines:
         line = raw.rstrip("\r\n")
         for phase in phases():
@@ -108,10 +119,17 @@ def read_log(lines: Iterable[str]) -> EngineLog:
         if match := _WORLD.search(line):
             world_size, rank, address, backend = match.groups()
             ranks.append(Rank(world_size=int(world_size), rank=int(rank), address=address, backend=backend))
+        if any(all(part in line for part in parts) for parts in transport_lines()):
+            transport.append(line.strip()[:300])
         if nccl is None and "vLLM is using nccl==" in line:
             nccl = line.split("vLLM is using nccl==", 1)[1].split()[0]
     return EngineLog(
-        phases=seen, fatal=tuple(dict.fromkeys(fatal)), ranks=tuple(ranks), nccl=nccl, ready="ready" in seen
+        phases=seen,
+        fatal=tuple(dict.fromkeys(fatal)),
+        ranks=tuple(ranks),
+        nccl=nccl,
+        ready="ready" in seen,
+        transport=tuple(dict.fromkeys(transport)),
     )
 
 

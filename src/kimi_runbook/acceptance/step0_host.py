@@ -12,8 +12,8 @@ from typing import Any
 from kimi_runbook.acceptance.context import Context
 from kimi_runbook.acceptance.hosts import Container, EngineHost, HostError
 from kimi_runbook.acceptance.plan import AcceptancePlan, Launch
-from kimi_runbook.acceptance.redact import shown
 from kimi_runbook.acceptance.result import Check, State, StepResult, unknown, verify
+from kimi_runbook.environment import shown
 from kimi_runbook.judge import judge_host
 from kimi_runbook.lock import Lock
 

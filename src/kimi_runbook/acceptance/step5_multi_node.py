@@ -1,4 +1,7 @@
-"""Step 5: the nodes are one engine: every rank where the plan puts it, and bytes between nodes while it answers."""
+"""Step 5: the nodes are one engine: every rank where the plan puts it, and proof of the way they talk.
+
+The proof is bytes at the interface while a request runs; over NVLink, which has no such counters, NCCL's own lines.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,10 @@ _PROMPT_WORDS = 100
 _INFINIBAND_WORD_BYTES = 4
 _SHORTEST_INTERVAL_S = 1.0
 _SERVE = "Compare the nodes' launch files, then run playbooks/serve.yml."
+_OBSERVE = (
+    "Run a collective test over the same GPUs with the engine's NCCL settings and NCCL_DEBUG=INFO before the next start, "
+    "and read NCCL's lines there; NCCL_DEBUG itself must not stay in a service."
+)
 _PATH = "Find the way the traffic takes: ip route get ADDRESS on both nodes, then the interconnect role's settings."
 
 
@@ -53,7 +60,10 @@ def run(context: Context) -> StepResult:
     checks += [_world_size_asked(plan), _world_size_formed(plan, logs)]
     kind = _kind(plan.interconnect)
     checks.append(_backend(plan, logs, kind))
-    traffic_checks, figures = _traffic(context, kind)
+    if kind is not None and kind.text("counters") == "log":
+        traffic_checks, figures = [_transport(name, log, plan, kind) for name, log in logs.items()], {}
+    else:
+        traffic_checks, figures = _traffic(context, kind)
     figures["backends"] = sorted({rank.backend for log in logs.values() for rank in log.ranks})
     figures["nccl"] = next((log.nccl for log in logs.values() if log.nccl), None)
     return StepResult.of(STEP, NAME, [*checks, *traffic_checks], figures)
@@ -146,6 +156,38 @@ def _backend(plan: AcceptancePlan, logs: Mapping[str, EngineLog], kind: Fields |
         observed=f"backend {', '.join(seen) or 'not named'}",
         expected=f"{' or '.join(allowed)} for {plan.interconnect} (data/interconnect_proof.yml)",
         evidence="backend= in the engine logs",
+        next_step=_PATH,
+    )
+
+
+def _transport(name: str, log: EngineLog, plan: AcceptancePlan, kind: Fields) -> Check:
+    """The way NCCL says it took. Without its lines nothing is known, which is told and keeps nobody from accepting."""
+    one_node = kind.optional_text("about_one_node")
+    lines = [line for line in log.transport if not one_node or one_node not in line]
+
+    def first(key: str) -> str | None:
+        parts = kind.texts(key)
+        return next((line for line in lines if parts and all(part in line for part in parts)), None)
+
+    refuted, proved = first("refutation"), first("proof")
+    expected = (
+        f"{' ... '.join(kind.texts('proof'))} in NCCL's lines for {plan.interconnect} (data/interconnect_proof.yml)"
+    )
+    if refuted is None and proved is None:
+        return Check(
+            name=f"{name}.traffic",
+            state=State.WARN,
+            observed=f"the transport was not observed: {plan.interconnect} has no counters, and NCCL printed nothing of it",
+            expected=expected,
+            evidence=f"the engine's log on {name}",
+            next_step=_OBSERVE,
+        )
+    return verify(
+        f"{name}.traffic",
+        refuted is None,
+        observed=refuted or proved or "",
+        expected=expected,
+        evidence=f"the engine's log on {name}",
         next_step=_PATH,
     )
 

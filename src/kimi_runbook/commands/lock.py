@@ -54,7 +54,7 @@ def _resolve(arguments: argparse.Namespace) -> int:
         wanted["image"] = {**template.fields("image").mapping(), "insecure": True}
     resolved = resolve_lock(wanted, fetch_manifest, source)
     header = f"# Made by kimi-runbook lock resolve from {arguments.template.name}: change that, not this file.\n"
-    _write(arguments.out, header + yaml.safe_dump(resolved, sort_keys=False, allow_unicode=False, width=120))
+    _write(arguments.out, header + _dump(resolved))
     lock = parse_lock(resolved, source)
     print(json.dumps(resolved, indent=2) if arguments.json else f"{arguments.out}: {lock.image.reference}")
     return FINE
@@ -95,6 +95,17 @@ def _leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, o
             yield from _leaves(item, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", ", ".join(item) if isinstance(item, list) else item
+
+
+class _Dumper(yaml.SafeDumper):
+    """Indents lists below their key, as yamllint's default rules ask."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)
+
+
+def _dump(lock: Mapping[str, Any]) -> str:
+    return yaml.dump(lock, Dumper=_Dumper, sort_keys=False, allow_unicode=False, width=120)
 
 
 def _write(path: Path, text: str) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from kimi_runbook.driver_verdict import DriverVerdict, activation_after, driver_verdict, foreign_holders
 from kimi_runbook.findings import Finding
+from kimi_runbook.reading import data_file
 from kimi_runbook.rules import Case
 
 
@@ -38,14 +40,15 @@ def judge(case: Case) -> Iterator[Finding]:
 def _stops(case: Case, decided: DriverVerdict) -> Iterator[Finding]:
     driver = case.snapshot.driver
     if decided.name in ("install", "repair"):
-        if driver.secure_boot and not driver.key_enrolled:
+        built_here = not _precompiled(case)
+        if built_here and driver.secure_boot and not driver.key_enrolled:
             yield case.finding(
                 "driver.secure_boot",
                 observed="Secure Boot on, signing key "
                 + ("unknown" if driver.key_enrolled is None else "not enrolled"),
                 expected="the key of local modules enrolled, or Secure Boot off",
             )
-        if driver.headers_present is False:
+        if built_here and driver.headers_present is False:
             yield case.finding(
                 "driver.headers_missing",
                 observed=f"no headers of kernel {case.snapshot.os.kernel or 'running'}",
@@ -64,3 +67,9 @@ def _stops(case: Case, decided: DriverVerdict) -> Iterator[Finding]:
             expected="only services that the roles stop",
             subject=f"{holder.name} (pid {holder.pid})",
         )
+
+
+def _precompiled(case: Case) -> bool:
+    """Whether the wanted module comes built and signed, so that the host needs neither headers nor a key of its own."""
+    pattern = re.compile(data_file("platform.yml").text("precompiled_module_pattern"))
+    return any(pattern.search(package.name) for package in case.expected.packages)

@@ -1,10 +1,11 @@
-"""Rules about the engine: its port, and what its container really runs with."""
+"""Rules about the engine: its ports, and what its container really runs with."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from kimi_runbook.driver_verdict import process_matches
+from kimi_runbook.environment import differing
 from kimi_runbook.expected import ExpectedEngine
 from kimi_runbook.findings import Finding
 from kimi_runbook.host_facts import ContainerFacts, Listener
@@ -20,7 +21,7 @@ def judge(case: Case) -> Iterator[Finding]:
     if wanted is None:
         return
     if wanted.serves_http:
-        yield from _port(case, wanted)
+        yield from _ports(case, wanted)
     if container is None or not container.running:
         yield case.finding(
             "engine.absent",
@@ -43,20 +44,20 @@ def judge(case: Case) -> Iterator[Finding]:
             )
 
 
-def _port(case: Case, wanted: ExpectedEngine) -> Iterator[Finding]:
-    reported: set[tuple[int | None, str | None]] = set()
+def _ports(case: Case, wanted: ExpectedEngine) -> Iterator[Finding]:
+    reported: set[tuple[int, int | None, str | None]] = set()
     for listener in case.snapshot.network.listening:
-        who = (listener.pid, listener.process)
-        if listener.port != wanted.port or who in reported or _is_ours(listener, wanted, case.snapshot.container):
+        who = (listener.port, listener.pid, listener.process)
+        if listener.port not in wanted.ports or who in reported or _is_ours(listener, wanted, case.snapshot.container):
             continue
         reported.add(who)
         yield case.finding(
             "port.taken",
-            observed=f"port {wanted.port}: {listener.process or 'an unknown process'}"
+            observed=f"port {listener.port}: {listener.process or 'an unknown process'}"
             + (f" (pid {listener.pid})" if listener.pid else "")
             + f" listens on {listener.address or 'it'}",
             expected=f"free, or held by {wanted.container}",
-            subject=str(wanted.port),
+            subject=str(listener.port),
         )
 
 
@@ -94,14 +95,14 @@ def _launch(case: Case, wanted: ExpectedEngine, container: ContainerFacts) -> It
             observed=" ".join(extra) or ("another order" if not missing else f"without {' '.join(missing)}"),
             expected=" ".join(missing) or "the arguments of the inventory, no others",
         )
-    for name, value in (wanted.env or {}).items():
-        if container.env.get(name) != value:
-            yield case.finding(
-                "engine.env",
-                observed=f"{name}={container.env[name]}" if name in container.env else f"{name} not set",
-                expected=value,
-                subject=name,
-            )
+    asked = wanted.env or {}
+    for name in differing(container.env, asked):  # names on the allow-list only, so their values may be shown
+        yield case.finding(
+            "engine.env",
+            observed=f"{name}={container.env[name]}" if name in container.env else f"{name} not set",
+            expected=asked[name],
+            subject=name,
+        )
 
 
 def _files(case: Case, container: ContainerFacts) -> Iterator[Finding]:

@@ -11,16 +11,7 @@ from kimi_runbook.rules import Case
 def judge(case: Case) -> Iterator[Finding]:
     """Yield the findings about operating system, address and the snapshot itself."""
     os_, lock = case.snapshot.os, case.lock
-    supported = [(entry.id, version) for entry in case.expected.supported_os for version in entry.versions]
-    if lock.os is not None:
-        name, _, version = lock.os.partition(" ")
-        supported = [(name, version)]
-    if not any(os_.id == name and same_release(os_.version_id, version) for name, version in supported):
-        yield case.finding(
-            "os.unsupported",
-            observed=f"{os_.id or 'unknown'} {os_.version_id or ''}".strip(),
-            expected=" or ".join(f"{name} {version}".strip() for name, version in supported),
-        )
+    yield from _distribution(case)
     if lock.kernel is not None and os_.kernel != lock.kernel:
         yield case.finding("host.kernel", observed=os_.kernel or "unknown", expected=lock.kernel)
     yield from _address(case)
@@ -33,6 +24,33 @@ def judge(case: Case) -> Iterator[Finding]:
         )
     if case.snapshot.driver.standin:
         yield case.finding("host.simulated", observed="a stand-in driver", expected="known to the reader")
+
+
+def _distribution(case: Case) -> Iterator[Finding]:
+    """A host has to run what the roles know and, where the lock names one, that distribution: it can only narrow."""
+    os_, locked = case.snapshot.os, case.lock.os
+    known = [(entry.id, version) for entry in case.expected.supported_os for version in entry.versions]
+    accepted = [release for release in known if locked is None or _narrows(locked, release)]
+    right = any(os_.id == name and same_release(os_.version_id, version) for name, version in accepted)
+    if right and locked is not None:
+        name, _, version = locked.partition(" ")
+        right = os_.id == name and same_release(os_.version_id, version)
+    if right:
+        return
+    roles_know = " or ".join(f"{name} {version}".strip() for name, version in known)
+    if locked is None:
+        expected = roles_know
+    else:
+        expected = locked if accepted else f"{roles_know}, which the roles know; the lock names {locked}"
+    yield case.finding(
+        "os.unsupported", observed=f"{os_.id or 'unknown'} {os_.version_id or ''}".strip(), expected=expected
+    )
+
+
+def _narrows(locked: str, release: tuple[str, str]) -> bool:
+    """Whether the lock's ``id version`` and a release the roles know have hosts in common."""
+    name, _, version = locked.partition(" ")
+    return name == release[0] and (same_release(version, release[1]) or same_release(release[1], version))
 
 
 def same_release(observed: str | None, wanted: str) -> bool:
