@@ -33,10 +33,12 @@ class ActionModule(ActionBase):
         hostvars = task_vars["hostvars"]
         answering = set(task_vars["ansible_play_hosts"])
         raw = {host: dict(hostvars[host]["__host_snapshot_taken"]["snapshot"]) for host in hosts if host in answering}
+        missing = {host: _why(hostvars[host]) for host in hosts if host not in raw}
         expected = {host: dict(hostvars[host]["kimi_expected"]) for host in raw}
+        expected.update({host: {"host": host, "address": hostvars[host]["engine_address"]} for host in missing})
         lock = parse_lock(args["lock"], "the run's lock")
         snapshots = {host: Snapshot.from_json(raw[host]) if host in raw else None for host in hosts}
-        findings = judge_fleet(snapshots, expected, lock)
+        findings = judge_fleet(snapshots, expected, lock, missing=missing)
         plan = build_plan(args["run"]["id"], findings, lock, make_batches(hosts, args["batches"]))
 
         run_dir = Path(args["run"]["dir"])
@@ -66,6 +68,12 @@ class ActionModule(ActionBase):
             "plan": plan.to_json(),
             "findings": [finding.to_json() for finding in findings],
         }
+
+
+def _why(variables):
+    """Return why a host has no snapshot: the failure of its snapshot task, or that it was not reached."""
+    taken = variables.get("__host_snapshot_taken") or {}
+    return str(taken["msg"]) if taken.get("failed") and not taken.get("unreachable") else "unreachable"
 
 
 def _sentence(finding):

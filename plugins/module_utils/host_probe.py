@@ -266,7 +266,7 @@ def _runfile(probe):
 
 
 def driver(probe):
-    """Return the driver as packaged on disk, as loaded, and as the userspace library (provisioning facts A1.7).
+    """Return the driver as packaged on disk, as loaded, and as the userspace library.
 
     With it goes what can keep a change from working: Secure Boot, missing headers, a .run file. Not looked at, since
     neither can be read cheaply: the module's version inside the initramfs, and parameters that differ from the loaded.

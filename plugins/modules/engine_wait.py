@@ -31,7 +31,7 @@ options:
     description: Seconds the rounds before this one took.
     type: int
     default: 0
-  invocation:
+  unit_start:
     description: Start of the unit the first round saw, from its result; empty in the first round.
     type: str
     default: ""
@@ -64,7 +64,7 @@ ready:
   description: Whether the engine is ready.
   returned: success
   type: bool
-invocation:
+unit_start:
   description: Start of the unit that was waited for, for the next round.
   returned: success
   type: str
@@ -152,13 +152,13 @@ def main():
             "timeout_s": {"type": "int", "required": True},
             "round_s": {"type": "int", "required": True},
             "elapsed_s": {"type": "int", "default": 0},
-            "invocation": {"type": "str", "default": ""},
+            "unit_start": {"type": "str", "default": ""},
             "poll_s": {"type": "float", "default": 1.0},
         },
         supports_check_mode=True,
     )
     url, timeout_s = module.params["url"], module.params["timeout_s"]
-    unit = Unit(module, module.params["unit"], module.params["invocation"])
+    unit = Unit(module, module.params["unit"], module.params["unit_start"])
     started = time.monotonic() - module.params["elapsed_s"]
     round_ends = time.monotonic() + module.params["round_s"]
     while True:
@@ -174,7 +174,7 @@ def main():
                 f"Next: ansible-playbook playbooks/diagnose.yml, or journalctl -u {unit.name} on this host."
             )
         if ready:
-            module.exit_json(changed=False, ready=True, waited_s=waited, invocation=unit.invocation)
+            module.exit_json(changed=False, ready=True, waited_s=waited, unit_start=unit.invocation)
         if waited > timeout_s:
             module.fail_json(
                 msg=f"{url}: {answer} after {waited} s, expected 200 within {timeout_s} s (engine_ready_timeout_s); "
@@ -182,7 +182,7 @@ def main():
                 "Next: ansible-playbook playbooks/diagnose.yml"
             )
         if time.monotonic() > round_ends:
-            module.exit_json(changed=False, ready=False, waited_s=waited, invocation=unit.invocation)
+            module.exit_json(changed=False, ready=False, waited_s=waited, unit_start=unit.invocation)
         time.sleep(module.params["poll_s"])
 
 

@@ -112,6 +112,7 @@ def test_a_bad_signature_stops_before_any_change(tmp_path: Path, untouched: None
     gpg = ["gpg", "--homedir", str(home), "--batch", "--passphrase", ""]
     subprocess.run([*gpg, "--quick-generate-key", "Somebody Else <else@example.org>"], check=True, capture_output=True)
     foreign.write_bytes(subprocess.run([*gpg, "--armor", "--export"], check=True, capture_output=True).stdout)
+    subprocess.run(["gpgconf", "--homedir", str(home), "--kill", "all"], check=True)
     inventory = yaml.safe_load((ROOT / "inventories/lab/group_vars/all/main.yml").read_text(encoding="utf-8"))
     repository = {**inventory["gpu_driver_repository"], "key_file": str(foreign)}
     outcome = play("site.yml", tmp_path, gpu_driver_repository=repository)

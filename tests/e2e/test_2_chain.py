@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,22 @@ def test_rank_1_runs_on_the_second_host_from_the_locked_digest(shell: Shell, loc
     assert "--headless" in arguments
 
 
-@pytest.mark.full
+def test_bytes_move_between_the_hosts_during_a_request(shell: Shell) -> None:
+    def received() -> int:
+        return int(shell("k3-b", "cat /sys/class/net/eth0/statistics/rx_bytes"))
+
+    body = json.dumps({"model": "moonshotai/Kimi-K3", "prompt": "move " * 100, "max_tokens": 16})
+    request = urllib.request.Request(
+        "http://172.31.240.11:8000/v1/completions", body.encode(), {"Content-Type": "application/json"}
+    )
+    before = received()
+    idle = received() - before
+    before = received()
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=120) as answer:
+        assert json.load(answer)["usage"]["completion_tokens"] > 0
+    assert received() - before > 100_000 + 10 * idle
+
+
 def test_another_block_size_changes_the_expected_hits_and_still_agrees(tmp_path: Path) -> None:
     first = tmp_path / "first"
     second = tmp_path / "second"

@@ -137,15 +137,58 @@ def test_diagnose_freezes_evidence_with_a_manifest(tmp_path: Path) -> None:
         assert {"engine.log", "nvidia-smi.txt", "launch.json"} <= set(manifest["sha256"])
 
 
+def test_a_rank_that_restarted_alone_makes_the_next_run_start_all_of_them(tmp_path: Path, shell: Shell) -> None:
+    shell("k3-b", "systemctl restart kimi-engine")
+    outcome = play("site.yml", tmp_path)
+    assert outcome.rc == 0, outcome.messages
+    assert all("start | Start every rank" in outcome.changed[host] for host in ("k3-a", "k3-b"))
+    assert newest_record(tmp_path)["verdict"]["name"] == "accept"
+
+
 def test_an_engine_that_cannot_start_says_why_and_ends(tmp_path: Path, shell: Shell) -> None:
-    outcome = play("site.yml", tmp_path, engine_extra_args=["--load-format", "no-such-format"])
+    outcome = play("playbooks/serve.yml", tmp_path, engine_extra_args=["--load-format", "no-such-format"])
     assert outcome.rc != 0
-    assert (
-        "no-such-format" in outcome.messages or "load_format" in outcome.messages or "load-format" in outcome.messages
-    )
+    assert "no-such-format" in outcome.messages
     assert "diagnose.yml" in outcome.messages
     for host in ("k3-a", "k3-b"):
-        assert shell(host, "systemctl show --value --property ActiveState kimi-engine").strip() != "activating"
-    repaired = tmp_path / "repaired"
-    repaired.mkdir()
-    assert play("site.yml", repaired).rc == 0
+        state = shell(host, "systemctl show --value --property ActiveState kimi-engine").strip()
+        assert state in ("inactive", "failed")
+
+
+def test_an_engine_that_is_never_ready_ends_with_the_limit_named(tmp_path: Path) -> None:
+    outcome = play("playbooks/serve.yml", tmp_path, engine_ready_timeout_s=5)
+    assert outcome.rc != 0
+    assert "expected 200 within 5 s (engine_ready_timeout_s)" in outcome.messages
+
+
+def test_part_of_a_replica_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    outcome = play("playbooks/serve.yml", tmp_path, limit="k3-a")
+    assert outcome.rc != 0
+    assert "expected all ranks of the replica: k3-a, k3-b" in outcome.messages
+    assert outcome.changed == {}
+
+
+def test_a_plain_run_repairs_what_the_failures_left(tmp_path: Path) -> None:
+    outcome = play("site.yml", tmp_path)
+    assert outcome.rc == 0, outcome.messages
+    assert newest_record(tmp_path)["verdict"]["name"] == "accept"
+
+
+@pytest.mark.full
+def test_another_build_of_the_branch_is_taken_by_reload_where_the_lock_allows_it(
+    tmp_path: Path, shell: Shell, lock_text: str
+) -> None:
+    older = tmp_path / "lock.yml"
+    older.write_text(
+        lock_text.replace("580.178.04", "580.167.08").replace("activation: reboot", "activation: reload"),
+        encoding="utf-8",
+    )
+    outcome = play("playbooks/provision.yml", tmp_path, lock_file=str(older))
+    assert outcome.rc == 0, outcome.messages
+    for host in ("k3-a", "k3-b"):
+        assert "reload | Unload, dependents first" in outcome.changed[host]
+        assert "activate | Reboot" not in outcome.changed[host]
+        assert "580.167.08" in shell(host, "cat /proc/driver/nvidia/version")
+    back = tmp_path / "back"
+    back.mkdir()
+    assert play("site.yml", back).rc == 0

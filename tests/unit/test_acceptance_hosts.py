@@ -10,6 +10,7 @@ from kimi_runbook.acceptance.context import Context
 from kimi_runbook.acceptance.hosts import HostError, parse_container
 from kimi_runbook.acceptance.result import State, StepResult
 from kimi_runbook.findings import Finding
+from kimi_runbook.verdict import VerdictName, judge_steps
 from tests.faults.engine.fake_engine import FakeEngine, Fault
 from tests.faults.engine.site import DIGEST, OTHER_DIGEST, REPOSITORY, FakeHost, argv, context, nodes, snapshot
 
@@ -245,10 +246,62 @@ def test_traffic_that_the_request_did_not_cause_is_red(moved: tuple[int, int, in
     assert says in result.unmet()[0].sentence()
 
 
-def test_an_interconnect_without_counters_is_inconclusive(tmp_path: Path) -> None:
+def test_an_interconnect_that_nobody_knows_is_inconclusive(tmp_path: Path) -> None:
     with FakeEngine() as engine:
-        result = step5_multi_node.run(context(engine.url, tmp_path, *nodes(), interconnect="mnnvl"))
-    assert checks_of(result) == {"backend": State.FAIL, "traffic": State.INCONCLUSIVE}
+        result = step5_multi_node.run(context(engine.url, tmp_path, *nodes(), interconnect="carrier-pigeon"))
+    assert checks_of(result) == {"backend": State.INCONCLUSIVE, "traffic": State.INCONCLUSIVE}
+
+
+def comm_line(nodes_of_comm: int, mnnvl: int) -> str:
+    """NCCL's line about a communicator, as NCCL_DEBUG=INFO prints it."""
+    return (
+        f"tray:{nodes_of_comm}:9 [0] NCCL INFO comm 0x55d0 rank 0 nRanks 8 nNodes {nodes_of_comm} "
+        f"localRanks 4 localRank 0 MNNVL {mnnvl}\n"
+    )
+
+
+NVLS_LINE = "n:1:9 [0] NCCL INFO NVLS comm 0x7f31 headRank 0 nHeads 8 nvlsRanks 8 buffSize 4194304\n"
+
+
+def run_step5_over_nvlink(run_dir: Path, interconnect: str, first_says: str, second_says: str) -> StepResult:
+    pair = nodes()
+    for host, says in zip(pair, (first_says, second_says), strict=True):
+        host.log = host.log.replace("backend=gloo", "backend=nccl") + says
+    with FakeEngine() as engine:
+        return step5_multi_node.run(context(engine.url, run_dir, *pair, interconnect=interconnect))
+
+
+@pytest.mark.parametrize(
+    ("interconnect", "says"),
+    [
+        pytest.param("mnnvl", comm_line(2, 1), id="mnnvl"),
+        pytest.param("mnnvl", comm_line(1, 0) + comm_line(18, 1), id="mnnvl-and-a-group-of-one-node"),
+        pytest.param("nvlink", NVLS_LINE, id="nvls"),
+    ],
+)
+def test_the_way_over_nvlink_is_proved_by_nccls_own_lines(interconnect: str, says: str, tmp_path: Path) -> None:
+    result = run_step5_over_nvlink(tmp_path, interconnect, says, says)
+    assert result.state is State.PASS, result.unmet()
+    assert {one.name for one in result.checks} >= {"k3-a.traffic", "k3-b.traffic"}
+
+
+def test_a_node_that_fell_back_from_mnnvl_is_red(tmp_path: Path) -> None:
+    result = run_step5_over_nvlink(tmp_path, "mnnvl", comm_line(2, 1), comm_line(2, 1) + comm_line(2, 0))
+    assert checks_of(result) == {"k3-b.traffic": State.FAIL}
+    assert "MNNVL 0" in result.unmet()[0].observed
+    assert judge_steps([result]).name is VerdictName.FIX_ENVIRONMENT
+
+
+@pytest.mark.parametrize("interconnect", ["mnnvl", "nvlink"])
+@pytest.mark.parametrize("says", ["", comm_line(1, 0)], ids=["silent", "one-node-only"])
+def test_a_silent_nccl_is_accepted_with_the_reason_in_sight(interconnect: str, says: str, tmp_path: Path) -> None:
+    result = run_step5_over_nvlink(tmp_path, interconnect, says, says)
+    assert checks_of(result) == {"k3-a.traffic": State.WARN, "k3-b.traffic": State.WARN}
+    verdict = judge_steps([result])
+    assert verdict.name is VerdictName.ACCEPT
+    assert len(verdict.reasons) == 2
+    assert "transport was not observed" in verdict.reasons[0].text
+    assert "NCCL_DEBUG=INFO" in verdict.reasons[0].text
 
 
 def test_option_values_are_found_in_both_spellings() -> None:

@@ -60,6 +60,13 @@ def test_every_fatal_pattern_is_found_and_let_through(fatal: object) -> None:
     assert any(pattern in line for pattern in patterns())
 
 
+def test_nccls_lines_about_its_way_are_kept_once_and_let_through() -> None:
+    line = "n:1:9 [0] NCCL INFO comm 0x1 rank 0 nRanks 8 nNodes 2 localRanks 4 localRank 0 MNNVL 1"
+    log = read_log([line, line, "n:1:9 [0] NCCL INFO NCCL_MNNVL_ENABLE set by environment to 1."])
+    assert log.transport == (line,)
+    assert any(pattern in line for pattern in patterns())
+
+
 def test_a_carriage_return_at_the_end_does_not_hide_a_line() -> None:
     assert read_log(["INFO:     Application startup complete.\r\n"]).ready
 

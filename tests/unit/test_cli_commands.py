@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 import yaml
 from judging import expected_data, lock_data, snapshot_data
+from yamllint import linter
+from yamllint.config import YamlLintConfig
 
 from kimi_runbook import cli
 from kimi_runbook.commands import lock as lock_command
+from kimi_runbook.lock import load_lock
 from kimi_runbook.registry import Manifest
 
 
@@ -123,6 +126,26 @@ def test_lock_resolve_writes_a_lock_that_loads(
     shown = json.loads(capsys.readouterr().out)
     assert shown["image"]["digest"] == "sha256:" + "d" * 64 and shown["image"]["insecure"] is True
     assert [path.name for path in out.parent.iterdir()] == ["lock.yml"]
+
+
+def test_a_written_lock_passes_the_projects_yamllint(
+    files: Path, monkeypatch: pytest.MonkeyPatch, project_root: Path
+) -> None:
+    data = lock_data()
+    manifest = Manifest(
+        digest=data["image"]["digest"],
+        media_type="application/vnd.oci.image.index.v1+json",
+        manifests=data["image"]["manifests"],
+        sizes={"amd64": data["image"]["size_bytes"]},
+    )
+    monkeypatch.setattr(lock_command, "fetch_manifest", lambda *_, **__: manifest)
+    out = files / "written.yml"
+    assert cli.main(["lock", "resolve", "--template", str(files / "lock.yml"), "--out", str(out)]) == 0
+    config = YamlLintConfig(file=str(project_root / ".yamllint"))
+    text = out.read_text(encoding="utf-8")
+    assert [str(problem) for problem in linter.run(text, config)] == []
+    assert "  packages:\n    - nvidia-container-toolkit\n" in text
+    assert load_lock(out).to_json() == data
 
 
 def test_lock_resolve_leaves_nothing_when_it_fails(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,7 +52,14 @@ def test_a_container_that_runs_as_told_does_not_drift(launch):
     [
         pytest.param({"image_reference": "x@sha256:" + "b" * 64}, "image is x@", id="image"),
         pytest.param({"args": ["serve", "/models/other"]}, "arguments differ", id="arguments"),
-        pytest.param({"env": {"VLLM_HOST_IP": "192.0.2.9"}}, "environment differs: VLLM_HOST_IP", id="environment"),
+        pytest.param(
+            {"env": {"VLLM_HOST_IP": "192.0.2.9", "GLOO_SOCKET_IFNAME": "eth0"}},
+            "environment differs: VLLM_HOST_IP",
+            id="environment",
+        ),
+        pytest.param(
+            {"env": {"VLLM_HOST_IP": "192.0.2.1"}}, "environment differs: GLOO_SOCKET_IFNAME", id="variable-lost"
+        ),
         pytest.param(
             {"files": {"/etc/nccl.conf": "0" * 64}}, "inside the container are older: /etc/nccl.conf", id="file"
         ),
@@ -60,6 +67,27 @@ def test_a_container_that_runs_as_told_does_not_drift(launch):
 )
 def test_every_kind_of_drift_is_named(launch, changes, phrase):
     assert phrase in engine_node.drift(running(launch, **changes), launch, [NCCL])
+
+
+def test_what_a_snapshot_does_not_report_is_no_drift():
+    launch = engine_node.node_launch({**SPEC, "env": {"HF_HOME": "/models", "NCCL_NET_GDR_LEVEL": "SYS"}}, CONTAINER)
+    seen = running(launch, env={"VLLM_HOST_IP": "192.0.2.1", "NCCL_NET_GDR_LEVEL": "SYS"})
+    assert engine_node.drift(seen, launch, [NCCL]) == ""
+    del seen["env"]["NCCL_NET_GDR_LEVEL"]
+    assert engine_node.drift(seen, launch, [NCCL]) == "environment differs: NCCL_NET_GDR_LEVEL"
+
+
+@pytest.mark.parametrize(
+    ("container", "given"),
+    [
+        pytest.param(CONTAINER, [], id="absent"),
+        pytest.param({**CONTAINER, "env_file": ""}, [], id="empty"),
+        pytest.param({**CONTAINER, "env_file": "/etc/engine.env"}, ["--env-file", "/etc/engine.env"], id="named"),
+    ],
+)
+def test_a_file_of_secrets_reaches_docker_by_its_path_only(container, given):
+    argv = engine_node.node_launch(SPEC, container)["docker_argv"]
+    assert [part for part in argv if part in ("--env-file", "/etc/engine.env")] == given
 
 
 def test_no_container_is_drift_too(launch):

@@ -1,7 +1,9 @@
 """The host's answers, from a tree of files and canned command output."""
 
 import json
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import host_probe
@@ -67,6 +69,110 @@ def test_driver_keeps_disk_loaded_and_userspace_apart(tmp_path):
     assert (seen["on_disk"], seen["loaded"], seen["userspace"]) == ("580.178.04", "570.133.20", "580.178.04")
     assert seen["smi_rc"] == 18
     assert "version mismatch" in seen["smi_message"]
+
+
+KERNEL = os.uname().release
+with_the_library = pytest.mark.skipif(sys.version_info < (3, 11), reason="the library needs Python 3.11")
+
+
+@pytest.mark.parametrize(
+    ("made", "present"),
+    [
+        pytest.param([], None, id="no-kernel-of-its-own"),
+        pytest.param([f"lib/modules/{KERNEL}"], False, id="no-headers"),
+        pytest.param([f"lib/modules/{KERNEL}", "lib/modules/0.1-other/build"], False, id="headers-of-another-kernel"),
+        pytest.param([f"lib/modules/{KERNEL}/build"], True, id="headers"),
+    ],
+)
+def test_headers_of_the_running_kernel(tmp_path, made, present):
+    for folder in made:
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+    assert host_probe.driver(probe(tmp_path))["headers_present"] is present
+
+
+def test_a_link_to_removed_headers_is_no_headers(tmp_path):
+    (tmp_path / f"lib/modules/{KERNEL}").mkdir(parents=True)
+    (tmp_path / f"lib/modules/{KERNEL}/build").symlink_to(tmp_path / "usr/src/removed")
+    assert host_probe.driver(probe(tmp_path))["headers_present"] is False
+
+
+@pytest.mark.parametrize(
+    ("efi", "answer", "on"),
+    [
+        pytest.param(True, (0, "SecureBoot enabled\n"), True, id="on"),
+        pytest.param(True, (0, "SecureBoot disabled\n"), False, id="off"),
+        pytest.param(True, (255, "EFI variables are not supported on this system\n"), None, id="cannot-tell"),
+        pytest.param(True, None, None, id="no-mokutil"),
+        pytest.param(False, None, False, id="no-efi"),
+        pytest.param(False, (255, "EFI variables are not supported on this system\n"), False, id="no-efi-says-mokutil"),
+    ],
+)
+def test_secure_boot(tmp_path, efi, answer, on):
+    if efi:
+        (tmp_path / "sys/firmware/efi").mkdir(parents=True)
+    asked = host_probe.Probe(root=tmp_path, run=Canned({"mokutil --sb-state": answer} if answer else {}))
+    seen = host_probe.driver(asked)
+    assert seen["secure_boot"] is on
+    assert seen["key_enrolled"] is None  # no key lies on this host
+
+
+@pytest.mark.parametrize(
+    ("key", "answer", "enrolled"),
+    [
+        pytest.param("/var/lib/dkms/mok.pub", (1, "{} is already enrolled\n"), True, id="enrolled-exits-1"),
+        pytest.param("/var/lib/dkms/mok.pub", (0, "{} is not enrolled\n"), False, id="not-enrolled-exits-0"),
+        pytest.param("/var/lib/dkms/mok.pub", (1, "{} is already in the enrollment request\n"), False, id="waits"),
+        pytest.param("/var/lib/dkms/mok.pub", (1, "unknown option\n"), None, id="cannot-tell"),
+        pytest.param("/var/lib/shim-signed/mok/MOK.der", (1, "{} is already enrolled\n"), True, id="ubuntu"),
+    ],
+)
+def test_the_key_counts_only_where_secure_boot_is_on(tmp_path, key, answer, enrolled):
+    put(tmp_path, key, "")
+    told = (answer[0], answer[1].format(key))
+    for state, seen in (("enabled", enrolled), ("disabled", None)):
+        answers = {"mokutil --sb-state": (0, f"SecureBoot {state}\n"), f"mokutil --test-key {key}": told}
+        assert host_probe.driver(host_probe.Probe(root=tmp_path, run=Canned(answers)))["key_enrolled"] is seen
+
+
+@pytest.mark.parametrize(
+    ("path", "answers", "runfile"),
+    [
+        pytest.param(None, {"dpkg-query --search": (1, "")}, False, id="nothing-there"),
+        pytest.param("/usr/bin/nvidia-uninstall", {"dpkg-query --search": (1, "")}, True, id="nobody-owns-it"),
+        pytest.param("/usr/lib/nvidia/old-uninstall", {"dpkg-query --search": (1, "")}, True, id="in-the-library"),
+        pytest.param("/usr/bin/nvidia-uninstall", {"dpkg-query --search": (0, "x: y")}, False, id="a-package-owns-it"),
+        pytest.param("/usr/bin/nvidia-uninstall", {"rpm --query --file": (1, "")}, True, id="rpm"),
+        pytest.param("/usr/bin/nvidia-uninstall", {}, False, id="nobody-to-ask"),
+    ],
+)
+def test_a_runfile_is_an_uninstaller_no_package_owns(tmp_path, path, answers, runfile):
+    if path:
+        put(tmp_path, path, "")
+    assert host_probe.driver(host_probe.Probe(root=tmp_path, run=Canned(answers)))["runfile"] is runfile
+
+
+@with_the_library
+def test_what_the_probe_reports_of_a_driver_is_what_the_library_reads(tmp_path):
+    from kimi_runbook import host_facts as facts  # noqa: PLC0415 - the probe's other tests run without the library
+
+    assert set(host_probe.driver(probe(tmp_path))) == set(facts.DriverFacts.__dataclass_fields__)
+
+
+@with_the_library
+def test_probe_and_library_report_the_same_variables():
+    from kimi_runbook import environment  # noqa: PLC0415 - the probe's other tests run without the library
+
+    assert environment.STEERING.pattern == host_probe._ENGINE_ENV.pattern
+    assert environment.SECRET.pattern == host_probe._SECRET_NAME.pattern
+    assert environment.SECRET.flags == host_probe._SECRET_NAME.flags
+    assert environment.SECRET_OPTIONS == host_probe._SECRET_OPTIONS
+
+
+def test_secrets_among_arguments_are_not_shown():
+    args = ["serve", "--api-key", "s3cret", "--hf-token=s3cret", "--port", "8000"]
+    assert host_probe._shown(args) == [
+        *("serve", "--api-key", "(not shown)", "--hf-token=(not shown)", "--port", "8000"),
+    ]
 
 
 def test_a_host_without_anything_answers_all_the_same(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from judging import IMAGE, a_lock, expected_data, snapshot_data, spoil
+from judging import IMAGE, a_lock, expected_data, lock_data, snapshot_data, spoil
 
 from kimi_runbook.errors import RunbookError
 from kimi_runbook.findings import Finding
@@ -37,6 +37,7 @@ CASES: list[tuple[str, dict[str, Any], list[tuple[str, str | None, str]]]] = [
         [("port.taken", None, "engine"), ("engine.absent", "restart", "engine")],
     ),
     ("worker-listens", {"network|listening|0|pid": 43}, []),
+    ("other-port", {"network|listening": [{**NGINX, "port": 9000}]}, []),
     ("arch", {"os|arch": "aarch64"}, [("image.arch_missing", None, "engine_image")]),
     ("image-absent", {"image": None}, [("image.absent", "pull", "engine_image")]),
     ("image-other-digest", {"image|repo_digests": [OTHER_IMAGE]}, [("image.absent", "pull", "engine_image")]),
@@ -188,7 +189,7 @@ def test_every_finding_is_complete() -> None:
 
 def test_every_code_of_the_catalogue_is_reached() -> None:
     reached = {code for *_, wanted in CASES for code, *_ in wanted}
-    elsewhere = {"host.unreachable", "host.kernel", "driver.reload", "unit.active"}  # tests below
+    elsewhere = {"host.unreachable", "snapshot.failed", "host.kernel", "driver.reload", "unit.active"}  # tests below
     assert reached | elsewhere == set(data_file("findings.yml").names())
     assert not reached & elsewhere
 
@@ -208,17 +209,111 @@ def test_fleet_takes_a_missing_snapshot_for_an_unreachable_host() -> None:
     assert [(f.host, f.code) for f in findings] == [("k3-c", "host.unreachable")]
 
 
+def test_a_host_whose_snapshot_failed_is_told_from_one_that_does_not_answer() -> None:
+    expected = {name: {**expected_data(), "host": name} for name in ("k3-a", "k3-b", "k3-c", "k3-d")}
+    snapshots = {"k3-a": Snapshot.from_json(snapshot_data())}
+    missing = {"k3-a": "ignored", "k3-b": "unreachable", "k3-c": "MODULE FAILURE:\n  no module named x", "k3-d": ""}
+    findings = judge_fleet(snapshots, expected, a_lock(), missing=missing)
+    assert [(f.host, f.code, f.severity, f.observed) for f in findings] == [
+        ("k3-b", "host.unreachable", "stop", "no answer"),
+        ("k3-c", "snapshot.failed", "stop", "MODULE FAILURE: no module named x"),
+        ("k3-d", "snapshot.failed", "stop", "failed without a message"),
+    ]
+    assert "ssh" not in findings[1].next_step
+
+
 def test_fleet_refuses_a_snapshot_nothing_is_expected_of() -> None:
     with pytest.raises(RunbookError, match="nothing is expected of"):
         judge_fleet({"stranger": Snapshot.from_json(snapshot_data())}, {}, a_lock())
 
 
 def test_locked_kernel_and_distribution() -> None:
-    from judging import lock_data  # noqa: PLC0415 - only this test changes the lock's root
-
     lock = parse_lock({**lock_data(), "kernel": "6.1.0-30", "os": "debian 13"}, "lock.yml")
     findings = judge_host(Snapshot.from_json(snapshot_data()), expected_data(), lock)
     assert [(f.code, f.expected) for f in findings] == [("os.unsupported", "debian 13"), ("host.kernel", "6.1.0-30")]
+
+
+@pytest.mark.parametrize(
+    ("locked", "os_id", "version", "expected"),
+    [
+        pytest.param("debian 12", "debian", "12", None, id="both-agree"),
+        pytest.param("debian", "debian", "13", None, id="no-version-locked"),
+        pytest.param("debian 12.5", "debian", "12.5", None, id="narrower-lock"),
+        pytest.param("debian 12.5", "debian", "12", "debian 12.5", id="narrower-lock-missed"),
+        pytest.param("debian 13", "ubuntu", "24.04", "debian 13", id="supported-and-not-locked"),
+        pytest.param(
+            "rocky 9",
+            "rocky",
+            "9.4",
+            "debian 12 or debian 13, which the roles know; the lock names rocky 9",
+            id="locked-and-not-supported",
+        ),
+    ],
+)
+def test_a_lock_narrows_the_distributions_and_adds_none(
+    locked: str, os_id: str, version: str, expected: str | None
+) -> None:
+    data = snapshot_data()
+    data["os"] |= {"id": os_id, "version_id": version}
+    lock = parse_lock({**lock_data(), "os": locked}, "lock.yml")
+    findings = judge_host(Snapshot.from_json(data), expected_data(), lock)
+    assert [f.expected for f in findings if f.code == "os.unsupported"] == ([expected] if expected else [])
+
+
+def test_precompiled_modules_need_neither_headers_nor_a_key() -> None:
+    expected = expected_data()
+    expected["packages"][0]["name"] = "linux-modules-nvidia-580-open-6.8.0-60-generic"
+    spoiled = {
+        "packages": {"linux-modules-nvidia-580-open-6.8.0-60-generic": None, "docker.io": {"version": "1"}},
+        "driver|on_disk": OLD,
+        "driver|secure_boot": True,
+        "driver|headers_present": False,
+    }
+    assert [f.code for f in judged(spoiled, expected)] == ["driver.install", "package.missing"]
+
+
+def test_an_enrolled_key_and_unknown_headers_stop_nothing() -> None:
+    spoiled = {"driver|on_disk": OLD, "driver|secure_boot": True, "driver|key_enrolled": True}
+    assert [f.code for f in judged({**spoiled, "driver|headers_present": None})] == ["driver.install"]
+
+
+def test_only_what_a_snapshot_reports_is_compared() -> None:
+    expected = expected_data()
+    expected["engine"]["env"] |= {"HF_TOKEN": "s3cret", "VLLM_API_KEY": "s3cret", "http_proxy": "http://u:p@proxy"}
+    assert judged({}, expected) == ()
+    (finding,) = judged({"engine|container|env": {"VLLM_HOST_IP": "192.0.2.9"}}, expected)
+    assert (finding.observed, finding.expected) == ("VLLM_HOST_IP=192.0.2.9", "192.0.2.11")
+
+
+@pytest.mark.parametrize(
+    ("role", "playbook"), [("engine", "playbooks/serve.yml"), ("interconnect", "playbooks/provision.yml")]
+)
+def test_the_next_step_names_the_playbook_of_the_role(role: str, playbook: str) -> None:
+    expected = expected_data()
+    expected["files"][0]["role"] = expected["units"][0]["role"] = role
+    findings = judged({"files|/etc/nccl.conf": None, "units|docker.service|active": "failed"}, expected)
+    assert [f.next_step for f in findings] == [f"Run {playbook}."] * 2
+
+
+def test_the_head_needs_its_rendezvous_port_too() -> None:
+    expected = expected_data()
+    expected["engine"]["ports"] = [8000, 29501]
+    taken = {"network|listening": [NGINX, {**NGINX, "port": 29501, "process": "sshd", "pid": 8}]}
+    findings = judged(taken, expected)
+    assert [(f.code, f.observed.partition(" (")[0]) for f in findings] == [
+        ("port.taken", "port 8000: nginx"),
+        ("port.taken", "port 29501: sshd"),
+    ]
+    assert "port 29501 of k3-a" in findings[1].next_step
+    expected["engine"]["serves_http"] = False
+    assert judged(taken, expected) == ()
+
+
+def test_ports_are_numbers() -> None:
+    expected = expected_data()
+    expected["engine"]["ports"] = ["8000"]
+    with pytest.raises(RunbookError, match="ports: a list; expected a list of integers"):
+        judged({}, expected)
 
 
 def test_reload_where_the_site_allows_it() -> None:

@@ -78,11 +78,26 @@ def test_choices_are_always_spelt_out() -> None:
         ({"env": {"VLLM_HOST_IP": "192.0.2.99"}}, "VLLM_HOST_IP=192.0.2.99"),
         ({"env": {"A B": "1"}}, "names of letters"),
         ({"tensor_parallel": 2}, "unknown key tensor_parallel"),
+        ({"env": {"HF_TOKEN": "s3cret"}}, "env: HF_TOKEN, whose value looks like a secret.*engine_env_file"),
+        ({"env": {"VLLM_API_KEY": "s3cret"}}, "VLLM_API_KEY.*engine_env_file"),
+        ({"env": {"AWS_SECRET_ACCESS": "s3cret"}}, "AWS_SECRET_ACCESS.*engine_env_file"),
+        ({"env": {"proxy_password": "s3cret"}}, "proxy_password.*engine_env_file"),
+        ({"env": {"S3_CREDENTIALS": "s3cret"}}, "S3_CREDENTIALS.*engine_env_file"),
+        ({"extra_args": ["--api-key", "s3cret"]}, "extra_args: --api-key; expected no secret.*engine_env_file"),
+        ({"extra_args": ["--hf-token=s3cret"]}, "--hf-token; expected no secret.*engine_env_file"),
     ],
 )
 def test_refused(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(RunbookError, match=message):
+    with pytest.raises(RunbookError, match=message) as caught:
         compose(SPEC | change)
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["TOKENIZERS_PARALLELISM", "VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE", "NCCL_NET", "VLLM_KEEP_ALIVE"]
+)
+def test_counts_of_tokens_are_no_secrets(name: str) -> None:
+    assert compose(SPEC | {"env": {name: "1"}}).env[name] == "1"
 
 
 def docker(**changes: Any) -> list[str]:
@@ -107,6 +122,27 @@ def test_docker_command() -> None:
         *("--env", "HF_HUB_OFFLINE=1", "--env", "VLLM_HOST_IP=192.0.2.11", "--cap-add", "SYS_NICE"),
         *(IMAGE, *compose(SPEC | {"extra_args": []}).argv),
     ]
+
+
+def test_secrets_come_from_a_file_of_the_host_and_lose_against_the_launch() -> None:
+    argv = docker(env_file="/etc/kimi-runbook/engine.env")
+    assert argv[argv.index("--env-file") + 1] == "/etc/kimi-runbook/engine.env"
+    assert argv.index("--env-file") < argv.index("--env")
+    assert docker(env_file=None) == docker()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"env_file": "engine.env"}, "env_file: engine.env; expected an absolute path"),
+        ({"docker_args": ["--env", "HF_TOKEN=s3cret"]}, "docker_args: --env;"),
+        ({"docker_args": ["--env=HF_TOKEN=s3cret"]}, "docker_args: --env;"),
+        ({"docker_args": ["-e", "A=1", "--env-file", "/x"]}, "docker_args: --env-file, -e;"),
+    ],
+)
+def test_environment_comes_by_its_own_variables(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(RunbookError, match=message):
+        docker(**change)
 
 
 @pytest.mark.parametrize("mount", [{"source": "relative"}, {"source": "/a,b"}, {"source": "/a", "mode": "ro"}, {}])

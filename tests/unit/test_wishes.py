@@ -36,6 +36,13 @@ def test_apt_names_pin_where_a_version_is_wished_for():
     assert wishes.apt_names(wishes.packages(["a"], "1-1") + wishes.packages(["b"])) == ["a=1-1", "b"]
 
 
+def test_assemble_leaves_out_what_no_file_may_hold():
+    engine = {"container": "kimi-engine", "env": {"NCCL_NET": "IB", "HF_TOKEN": "s3cret", "http_proxy": "http://u:p@x"}}
+    expected = wishes.assemble({"engine": {"engine": engine}}, "k3-a", "192.0.2.1", [])
+    assert expected["engine"] == {"container": "kimi-engine", "env": {"NCCL_NET": "IB"}}
+    assert "HF_TOKEN" in engine["env"]
+
+
 def test_assemble_names_the_role_of_every_wish():
     parts = {
         "rdma": {

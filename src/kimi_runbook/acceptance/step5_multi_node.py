@@ -27,8 +27,8 @@ _INFINIBAND_WORD_BYTES = 4
 _SHORTEST_INTERVAL_S = 1.0
 _SERVE = "Compare the nodes' launch files, then run playbooks/serve.yml."
 _OBSERVE = (
-    "Run a collective test over the same GPUs with the engine's NCCL settings and NCCL_DEBUG=INFO before the next start, "
-    "and read NCCL's lines there; NCCL_DEBUG itself must not stay in a service."
+    "Before the next start, run a collective test over the same GPUs with the engine's NCCL settings and "
+    "NCCL_DEBUG=INFO, and read NCCL's lines there; NCCL_DEBUG itself must not stay in a service."
 )
 _PATH = "Find the way the traffic takes: ip route get ADDRESS on both nodes, then the interconnect role's settings."
 
@@ -60,8 +60,9 @@ def run(context: Context) -> StepResult:
     checks += [_world_size_asked(plan), _world_size_formed(plan, logs)]
     kind = _kind(plan.interconnect)
     checks.append(_backend(plan, logs, kind))
+    figures: dict[str, Any] = {}
     if kind is not None and kind.text("counters") == "log":
-        traffic_checks, figures = [_transport(name, log, plan, kind) for name, log in logs.items()], {}
+        traffic_checks = [_transport(name, log, plan, kind) for name, log in logs.items()]
     else:
         traffic_checks, figures = _traffic(context, kind)
     figures["backends"] = sorted({rank.backend for log in logs.values() for rank in log.ranks})
@@ -170,14 +171,13 @@ def _transport(name: str, log: EngineLog, plan: AcceptancePlan, kind: Fields) ->
         return next((line for line in lines if parts and all(part in line for part in parts)), None)
 
     refuted, proved = first("refutation"), first("proof")
-    expected = (
-        f"{' ... '.join(kind.texts('proof'))} in NCCL's lines for {plan.interconnect} (data/interconnect_proof.yml)"
-    )
+    wanted = " ... ".join(part.strip() for part in kind.texts("proof"))
+    expected = f"NCCL lines with {wanted} for {plan.interconnect} (data/interconnect_proof.yml)"
     if refuted is None and proved is None:
         return Check(
             name=f"{name}.traffic",
             state=State.WARN,
-            observed=f"the transport was not observed: {plan.interconnect} has no counters, and NCCL printed nothing of it",
+            observed=f"the transport was not observed: {plan.interconnect} has no counters, and NCCL did not tell",
             expected=expected,
             evidence=f"the engine's log on {name}",
             next_step=_OBSERVE,
