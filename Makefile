@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv lint unit docs lab lab-status lab-down molecule e2e test test-full clean
+.PHONY: help venv lint prerequisites unit docs lab lab-status lab-down molecule e2e test test-full clean
 
 help: ## Show every target with what it does
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 venv: $(VENV)/.complete ## Make .venv with the library, the command line and the test tools (safe to repeat)
 
@@ -25,6 +25,9 @@ lint: venv ## Run ruff, mypy --strict, yamllint and ansible-lint (production)
 	$(BIN)/mypy
 	$(BIN)/yamllint --strict .
 	$(BIN)/ansible-lint --offline --strict
+
+prerequisites: venv ## Install what the lab and its tests need from Debian, or name it
+	$(BIN)/python -m lab prerequisites
 
 unit: venv ## Run the unit tests (seconds, no containers)
 	$(BIN)/python -m pytest tests/unit
@@ -47,11 +50,11 @@ molecule: venv ## Run `molecule test -s site`: the same playbooks from bare lab 
 e2e: venv ## Run playbooks on the lab through ansible-runner: drift restored, faults stopped
 	$(BIN)/python -m pytest tests/e2e
 
-test: lint unit ## What CI runs: lint, unit tests, the site scenario, end-to-end tests (under 40 minutes)
+test: lint prerequisites unit ## What CI runs: lint, unit tests, the site scenario, end-to-end tests (under 40 minutes)
 	$(MAKE) molecule
 	$(BIN)/python -m pytest tests/unit tests/e2e -m "not full"
 
-test-full: lint unit ## Everything, slow cases included
+test-full: lint prerequisites unit ## Everything, slow cases included
 	$(MAKE) molecule
 	$(BIN)/python -m pytest tests/unit tests/e2e
 

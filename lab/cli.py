@@ -71,12 +71,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     down_parser = commands.add_parser("down", help="remove exactly what `up` made")
     down_parser.add_argument("--purge", action="store_true", help="remove caches and keys as well")
     commands.add_parser("status", help="say what is there")
+    commands.add_parser("prerequisites", help="install what is missing and start a Docker engine where none answers")
     options = parser.parse_args(arguments)
     places = current_places()
     try:
         if options.command == "up":
             wish = Wish(tuple(options.versions or ENGINE_VERSIONS), fresh=options.fresh)
             return up(places, wish, hosts_only=options.hosts_only)
+        if options.command == "prerequisites":
+            return prerequisites(places)
         if options.command == "down":
             return down(places, purge=options.purge)
         return status(places)
@@ -104,6 +107,14 @@ def up(places: Places, wish: Wish, *, hosts_only: bool) -> int:
     outcome = site.run_site(places, progress, docker.environment)
     for line in site.finish(places, outcome, started):
         print(line)
+    return 0
+
+
+def prerequisites(places: Places) -> int:
+    """Make the machine able to run the lab, and no more."""
+    log = places.state / "log" / "prerequisites.log"
+    with Progress(total=1).step("prerequisites") as step:
+        provide(OwnEngine(places.docker), log, step)
     return 0
 
 

@@ -37,6 +37,7 @@ TOOLS = (
     Tool(program="dpkg-deb", package="dpkg", purpose="builds the stand-in packages"),
     Tool(program="apt-ftparchive", package="apt-utils", purpose="writes the repositories' Release files"),
     Tool(program="gpg", package="gnupg", purpose="signs the repositories"),
+    Tool(program="gpg-agent", package="gpg-agent", purpose="keeps the signing key for gpg"),
     Tool(program="ssh", package="openssh-client", purpose="reaches the hosts"),
     Tool(program="ssh-keygen", package="openssh-client", purpose="makes the lab's keys"),
 )
