@@ -88,21 +88,18 @@ import datetime
 import socket
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.container_probe import engine_container, image, runtime
+from ansible.module_utils.driver_probe import driver, gpus
 from ansible.module_utils.host_probe import (
     SCHEMA_VERSION,
     Probe,
     addresses,
     boot,
-    driver,
-    engine_container,
     files,
-    gpus,
-    image,
     kernel_modules,
     listening,
     packages,
     rdma_devices,
-    runtime,
     system,
     units,
 )

@@ -138,3 +138,18 @@ def test_a_port_somebody_else_listens_on_is_named(tmp_path: Path, untouched: Non
     assert outcome.rc != 0
     assert "k3-a: port.taken" in outcome.messages
     assert outcome.changed == {}
+
+
+def test_a_canary_that_fails_leaves_the_other_hosts_alone(tmp_path: Path, shell: Shell) -> None:
+    before = shell("k3-b", FINGERPRINT)
+    shell("k3-a", "mount -t tmpfs -o ro tmpfs /etc/apt/preferences.d")  # the pinning package cannot be unpacked
+    try:
+        outcome = play("playbooks/provision.yml", tmp_path)
+    finally:
+        shell("k3-a", "umount /etc/apt/preferences.d")
+    assert outcome.rc != 0
+    assert "Read-only file system" in outcome.messages
+    assert set(outcome.changed) == {"k3-a"}
+    assert shell("k3-b", FINGERPRINT) == before
+    assert "570.133.20" in shell("k3-a", "cat /proc/driver/nvidia/version")
+    # The next file starts from here: a host left half changed must be taken up by a plain run.

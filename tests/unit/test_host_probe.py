@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import container_probe
+import driver_probe
 import host_probe
 import pytest
 
@@ -47,7 +49,7 @@ def put(root: Path, path: str, text: str) -> None:
 )
 def test_driver_reads_the_loaded_version(tmp_path, line, version, flavour):
     put(tmp_path, "/proc/driver/nvidia/version", line)
-    seen = host_probe.driver(probe(tmp_path))
+    seen = driver_probe.driver(probe(tmp_path))
     assert (seen["loaded"], seen["flavour"]) == (version, flavour)
 
 
@@ -55,7 +57,7 @@ def test_driver_keeps_disk_loaded_and_userspace_apart(tmp_path):
     put(tmp_path, "/proc/driver/nvidia/version", PROPRIETARY_570)
     put(tmp_path, "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.178.04", "")
     (tmp_path / "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1").symlink_to("libnvidia-ml.so.580.178.04")
-    seen = host_probe.driver(
+    seen = driver_probe.driver(
         host_probe.Probe(
             root=tmp_path,
             run=Canned(
@@ -87,13 +89,13 @@ with_the_library = pytest.mark.skipif(sys.version_info < (3, 11), reason="the li
 def test_headers_of_the_running_kernel(tmp_path, made, present):
     for folder in made:
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
-    assert host_probe.driver(probe(tmp_path))["headers_present"] is present
+    assert driver_probe.driver(probe(tmp_path))["headers_present"] is present
 
 
 def test_a_link_to_removed_headers_is_no_headers(tmp_path):
     (tmp_path / f"lib/modules/{KERNEL}").mkdir(parents=True)
     (tmp_path / f"lib/modules/{KERNEL}/build").symlink_to(tmp_path / "usr/src/removed")
-    assert host_probe.driver(probe(tmp_path))["headers_present"] is False
+    assert driver_probe.driver(probe(tmp_path))["headers_present"] is False
 
 
 @pytest.mark.parametrize(
@@ -111,7 +113,7 @@ def test_secure_boot(tmp_path, efi, answer, on):
     if efi:
         (tmp_path / "sys/firmware/efi").mkdir(parents=True)
     asked = host_probe.Probe(root=tmp_path, run=Canned({"mokutil --sb-state": answer} if answer else {}))
-    seen = host_probe.driver(asked)
+    seen = driver_probe.driver(asked)
     assert seen["secure_boot"] is on
     assert seen["key_enrolled"] is None  # no key lies on this host
 
@@ -131,7 +133,7 @@ def test_the_key_counts_only_where_secure_boot_is_on(tmp_path, key, answer, enro
     told = (answer[0], answer[1].format(key))
     for state, seen in (("enabled", enrolled), ("disabled", None)):
         answers = {"mokutil --sb-state": (0, f"SecureBoot {state}\n"), f"mokutil --test-key {key}": told}
-        assert host_probe.driver(host_probe.Probe(root=tmp_path, run=Canned(answers)))["key_enrolled"] is seen
+        assert driver_probe.driver(host_probe.Probe(root=tmp_path, run=Canned(answers)))["key_enrolled"] is seen
 
 
 @pytest.mark.parametrize(
@@ -148,45 +150,45 @@ def test_the_key_counts_only_where_secure_boot_is_on(tmp_path, key, answer, enro
 def test_a_runfile_is_an_uninstaller_no_package_owns(tmp_path, path, answers, runfile):
     if path:
         put(tmp_path, path, "")
-    assert host_probe.driver(host_probe.Probe(root=tmp_path, run=Canned(answers)))["runfile"] is runfile
+    assert driver_probe.driver(host_probe.Probe(root=tmp_path, run=Canned(answers)))["runfile"] is runfile
 
 
 @with_the_library
 def test_what_the_probe_reports_of_a_driver_is_what_the_library_reads(tmp_path):
     from kimi_runbook import host_facts as facts  # noqa: PLC0415 - the probe's other tests run without the library
 
-    assert set(host_probe.driver(probe(tmp_path))) == set(facts.DriverFacts.__dataclass_fields__)
+    assert set(driver_probe.driver(probe(tmp_path))) == set(facts.DriverFacts.__dataclass_fields__)
 
 
 @with_the_library
 def test_probe_and_library_report_the_same_variables():
     from kimi_runbook import environment  # noqa: PLC0415 - the probe's other tests run without the library
 
-    assert environment.STEERING.pattern == host_probe._ENGINE_ENV.pattern
-    assert environment.SECRET.pattern == host_probe._SECRET_NAME.pattern
-    assert environment.SECRET.flags == host_probe._SECRET_NAME.flags
-    assert environment.SECRET_OPTIONS == host_probe._SECRET_OPTIONS
+    assert environment.STEERING.pattern == container_probe._ENGINE_ENV.pattern
+    assert environment.SECRET.pattern == container_probe._SECRET_NAME.pattern
+    assert environment.SECRET.flags == container_probe._SECRET_NAME.flags
+    assert environment.SECRET_OPTIONS == container_probe._SECRET_OPTIONS
 
 
 def test_secrets_among_arguments_are_not_shown():
     args = ["serve", "--api-key", "s3cret", "--hf-token=s3cret", "--port", "8000"]
-    assert host_probe._shown(args) == [
+    assert container_probe._shown(args) == [
         *("serve", "--api-key", "(not shown)", "--hf-token=(not shown)", "--port", "8000"),
     ]
 
 
 def test_a_host_without_anything_answers_all_the_same(tmp_path):
-    seen = host_probe.driver(probe(tmp_path))
+    seen = driver_probe.driver(probe(tmp_path))
     assert seen["on_disk"] is None
     assert seen["loaded"] is None
     assert seen["smi_rc"] is None
-    assert host_probe.gpus(probe(tmp_path)) == []
-    assert host_probe.engine_container(probe(tmp_path), "kimi-engine", ["/etc/nccl.conf"]) is None
+    assert driver_probe.gpus(probe(tmp_path)) == []
+    assert container_probe.engine_container(probe(tmp_path), "kimi-engine", ["/etc/nccl.conf"]) is None
 
 
 def test_a_hanging_command_is_an_error_and_not_a_hang(tmp_path):
     asked = host_probe.Probe(root=tmp_path, run=Canned({"nvidia-smi": ("timeout", "")}))
-    assert host_probe.gpus(asked) == []
+    assert driver_probe.gpus(asked) == []
     assert asked.errors == [{"probe": "nvidia-smi", "message": "no answer within 10 s"}]
 
 
@@ -247,7 +249,7 @@ def test_the_container_shows_steering_variables_and_no_secret(tmp_path):
             }
         ),
     )
-    seen = host_probe.engine_container(asked, "kimi-engine", ["/etc/nccl.conf", "/etc/ucx/ucx.conf"])
+    seen = container_probe.engine_container(asked, "kimi-engine", ["/etc/nccl.conf", "/etc/ucx/ucx.conf"])
     assert seen["env"] == {"VLLM_HOST_IP": "192.0.2.1"}
     assert seen["image_repo_digests"] == ["repo@sha256:2"]
     assert seen["restart_count"] == 2
@@ -265,7 +267,7 @@ def test_files_report_content_and_mode(tmp_path):
 
 def test_a_broken_daemon_json_is_told_and_not_hidden(tmp_path):
     put(tmp_path, "/etc/docker/daemon.json", "{broken")
-    seen = host_probe.runtime(probe(tmp_path))
+    seen = container_probe.runtime(probe(tmp_path))
     assert seen["daemon"] is None
     assert "property name" in seen["daemon_error"]
     assert seen["free_bytes"] > 0
