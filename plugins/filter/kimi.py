@@ -46,17 +46,33 @@ def _driver_verdict(snapshot: dict[str, Any], wanted: dict[str, Any]) -> dict[st
 
 
 def _acceptance_hosts(nodes: list[str], hostvars: dict[str, Any], *, sudo: bool) -> list[dict[str, Any]]:
-    """Return the nodes in rank order with their testinfra connection, which reads the same inventory."""
+    """Return the nodes in rank order with their testinfra connection, made of what Ansible itself connects with.
+
+    Built here and not read from the inventory by testinfra, which would leave templated values as they stand.
+    """
     return [
         {
             "name": node,
             "address": hostvars[node]["engine_address"],
             "rank": rank,
-            "uri": f"ansible://{node}?ansible_inventory={hostvars[node]['inventory_file']}"
-            + ("&sudo=true" if sudo else ""),
+            **_connection(node, hostvars[node], sudo=sudo),
         }
         for rank, node in enumerate(nodes)
     ]
+
+
+def _connection(node: str, variables: dict[str, Any], *, sudo: bool) -> dict[str, Any]:
+    user = f"{variables['ansible_user']}@" if variables.get("ansible_user") else ""
+    port = f":{variables['ansible_port']}" if variables.get("ansible_port") else ""
+    extra = (variables.get("ansible_ssh_common_args"), variables.get("ansible_ssh_extra_args"))
+    options = {
+        "ssh_extra_args": " ".join(str(part) for part in extra if part),
+        "ssh_identity_file": str(variables.get("ansible_ssh_private_key_file") or ""),
+    }
+    return {
+        "uri": f"ssh://{user}{variables.get('ansible_host') or node}{port}" + ("?sudo=true" if sudo else ""),
+        "options": {name: value for name, value in options.items() if value},
+    }
 
 
 class FilterModule:

@@ -64,7 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def chain(pytestconfig: pytest.Config) -> Iterator[Chain]:
     """The run: hosts connected as the plan says, steps run one layer at a time."""
     plan = pytestconfig.stash[_PLAN]
-    hosts = {host.name: EngineHost(host, testinfra.get_host(host.uri)) for host in plan.hosts}
+    hosts = {host.name: EngineHost(host, testinfra.get_host(host.uri, **host.options)) for host in plan.hosts}
     pytestconfig.stash[_CHAIN] = Chain(Context.of(plan, hosts))
     yield pytestconfig.stash[_CHAIN]
 

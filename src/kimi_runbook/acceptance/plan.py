@@ -38,13 +38,15 @@ class PlanHost:
         name: Inventory name.
         address: The address the engine's other nodes reach it by.
         rank: Node rank, 0 on the head.
-        uri: testinfra connection, e.g. ``ansible://k3-a?ansible_inventory=inventories/lab/hosts.yml``.
+        uri: testinfra connection, e.g. ``ssh://root@192.0.2.11:22?sudo=true``.
+        options: What a testinfra connection takes that a URI cannot hold, e.g. ``ssh_extra_args``.
     """
 
     name: str
     address: str
     rank: int
     uri: str
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +191,11 @@ def _by_name(root: Fields, key: str) -> list[tuple[str, Fields]]:
 
 def _host(host: Fields) -> PlanHost:
     return PlanHost(
-        name=host.text("name"), address=host.text("address"), rank=host.integer("rank"), uri=host.text("uri")
+        name=host.text("name"),
+        address=host.text("address"),
+        rank=host.integer("rank"),
+        uri=host.text("uri"),
+        options=host.text_map("options"),
     )
 
 
