@@ -67,7 +67,7 @@ class Outcome:
 
 def _message(result: Mapping[str, Any]) -> str:
     looped = [str(item.get("msg", "")) for item in result.get("results", []) if item.get("failed")]
-    return "\n".join([str(result.get("msg", "")), *looped])
+    return "\n".join([str(result.get("msg", "")), str(result.get("stderr", "")), *looped])
 
 
 def play(playbook: str, tmp_path: Path, *, check: bool = False, limit: str | None = None, **extra: Any) -> Outcome:
