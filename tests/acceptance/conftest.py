@@ -90,7 +90,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Write record and reports, and turn the verdict into the exit status; no code of pytest's reads as accepted."""
     chain = session.config.stash.get(_CHAIN, None)
     if chain is None or not chain.started_any:
-        if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED, pytest.ExitCode.INTERNAL_ERROR):
+        if exitstatus not in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.USAGE_ERROR):
             session.exitstatus = _NOTHING_LOOKED_AT
         return
     record = chain.record()

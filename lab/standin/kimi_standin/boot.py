@@ -64,8 +64,9 @@ def boot(arguments: list[str]) -> int:
         if host.root == Path("/"):
             error("kimi-standin-boot: reboot works only under KIMI_STANDIN_ROOT; here, reboot the host")
             return 2
-        for folder in (*MOUNT_POINTS, "/dev", "/run", "/var/run/cdi"):
-            shutil.rmtree(host.path(folder), ignore_errors=True)
+        for folder in map(host.path, (*MOUNT_POINTS, "/dev", "/run", "/var/run/cdi")):
+            if folder.exists():
+                shutil.rmtree(folder)
     prepare(host)
     with host.lock():
         if host.path(MARKER).exists():
