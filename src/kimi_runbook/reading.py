@@ -162,6 +162,13 @@ class Fields:
             raise self._wrong(key, "an integer")
         return value
 
+    def number(self, key: str) -> float:
+        """Return a number, whole or not."""
+        value = self._values.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self._wrong(key, "a number")
+        return float(value)
+
     def integer(self, key: str) -> int:
         """Return an integer."""
         value = self.optional_integer(key)

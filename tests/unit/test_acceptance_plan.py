@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kimi_runbook.acceptance.plan import AcceptancePlan
+from kimi_runbook.acceptance.plan import Ability, AcceptancePlan, Access
 from kimi_runbook.errors import RunbookError
 from tests.faults.engine.site import plan_json
 
@@ -36,6 +36,15 @@ def test_a_bare_endpoint_needs_no_hosts_and_no_lock(tmp_path: Path) -> None:
         pytest.param({"endpoint": "172.31.240.11:8000"}, "is no URL", id="no-url"),
         pytest.param({"metrics": []}, "metrics is empty", id="no-metrics"),
         pytest.param({"concurrency": 0}, "concurrency 0", id="no-streams"),
+        pytest.param({"peak_concurrency": 3}, "peak_concurrency 3; expected at least concurrency 4", id="low-peak"),
+        pytest.param({"steps": [6]}, "step 6 is planned and observe_s is 0", id="observation-of-no-time"),
+        pytest.param({"continues": "runs/x"}, "continued by steps [0, 1, 2, 3, 4, 5]", id="continued-by-a-chain"),
+        pytest.param({"steps": [2], "peer_loss_drill": True}, "step 5 is not planned", id="drill-without-step-5"),
+        pytest.param(
+            {"model_limits": {"abilities": {"tools": "maybe"}}},
+            "'maybe' is not a valid Wanted",
+            id="ability-as-you-like",
+        ),
         pytest.param({"hosts": []}, "hosts is empty", id="no-hosts"),
         pytest.param({"lock": None}, "lock is empty", id="no-lock"),
         pytest.param({"launch": {}}, "launch has nothing about k3-a", id="host-without-launch"),
@@ -47,6 +56,14 @@ def test_a_plan_that_does_not_hold_together_is_refused(change: dict[str, object]
         AcceptancePlan.from_json(plan_json(URL, tmp_path) | change)
     assert says in str(caught.value)
     assert "playbooks/accept.yml" in caught.value.next_step
+
+
+def test_what_is_wanted_beyond_text_is_probed_unless_told(tmp_path: Path) -> None:
+    change = {"model_limits": {"abilities": {"tools": "required"}}, "access": {"api_key_env": "K3_KEY"}}
+    plan = AcceptancePlan.from_json(plan_json(URL, tmp_path) | change)
+    assert plan.abilities == {Ability.TOOLS: "required", Ability.REASONING: "probe", Ability.IMAGES: "probe"}
+    assert plan.access == Access(api_key_env="K3_KEY")
+    assert (plan.peak_concurrency, plan.observe_s, plan.peer_loss_drill, plan.continues) == (4, 0, False, None)
 
 
 def test_ranks_are_each_there_once(tmp_path: Path) -> None:

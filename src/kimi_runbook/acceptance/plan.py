@@ -2,19 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kimi_runbook.errors import RunbookError
+from kimi_runbook.acceptance.plan_parts import (
+    NEXT_STEP,
+    Ability,
+    Access,
+    EnginePlan,
+    GeometryOptions,
+    Launch,
+    PlanHost,
+    Wanted,
+    bad_plan,
+    read_abilities,
+    read_access,
+    read_engine,
+    read_geometry_options,
+    read_host,
+    read_launch,
+)
 from kimi_runbook.lock import Lock, parse_lock
 from kimi_runbook.reading import Fields, parse_json, read_text
 from kimi_runbook.snapshot import Snapshot
 
+__all__ = [
+    "SCHEMA_VERSION",
+    "STEP_NAMES",
+    "Ability",
+    "AcceptancePlan",
+    "Access",
+    "EnginePlan",
+    "GeometryOptions",
+    "Launch",
+    "PlanHost",
+    "Wanted",
+]
+
 SCHEMA_VERSION = 1
 
-# Steps by number; 6 (observation) is planned by `observe`, later.
 STEP_NAMES = {
     0: "host",
     1: "start",
@@ -24,68 +52,8 @@ STEP_NAMES = {
     5: "multi-node",
     6: "observation",
 }
-_STEPS_OF_A_CHAIN = (0, 1, 2, 3, 4, 5)
 _STEPS_NEEDING_HOSTS = (0, 1, 5)
 _DEFAULT_MAX_TOKENS = 16
-_NEXT_STEP = "The acceptance role writes this file: run playbooks/accept.yml again."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanHost:
-    """One node of the engine.
-
-    Attributes:
-        name: Inventory name.
-        address: The address the engine's other nodes reach it by.
-        rank: Node rank, 0 on the head.
-        uri: testinfra connection, e.g. ``ssh://root@192.0.2.11:22?sudo=true``.
-        options: What a testinfra connection takes that a URI cannot hold, e.g. ``ssh_extra_args``.
-    """
-
-    name: str
-    address: str
-    rank: int
-    uri: str
-    options: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnginePlan:
-    """What runs the model, as the inventory asked for it.
-
-    Attributes:
-        container: Container name on every node.
-        unit: systemd unit on every node; empty where something else starts the engine.
-        port: Port of the OpenAI API on the head.
-        nodes: Nodes of one engine.
-        engines: Engine cores that report metrics (the data-parallel size).
-        api_servers: API server processes on the head.
-        parallelism: Sizes by kind: tensor, pipeline, data.
-        logs: Host name to a log file on this machine; a host without one is asked for its container's log.
-    """
-
-    container: str
-    unit: str
-    port: int
-    nodes: int
-    engines: int
-    api_servers: int
-    parallelism: Mapping[str, int]
-    logs: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def world_size(self) -> int:
-        """Ranks of one engine core: tensor times pipeline."""
-        return self.parallelism.get("tensor", 1) * self.parallelism.get("pipeline", 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
-    """What one node was told to start: arguments after the image's entrypoint, environment, image by digest."""
-
-    argv: tuple[str, ...]
-    env: Mapping[str, str]
-    image: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +78,14 @@ class AcceptancePlan:
         lock: The lock; None for a bare endpoint.
         max_tokens: Tokens to generate per request.
         chat_template_kwargs: What the model's chat template is told, e.g. ``{"thinking": false}``.
-        concurrency: Streams at once in step 4.
+        abilities: What is wanted of each ability in step 2.
+        concurrency: Streams at once at the nominal load of step 4.
+        peak_concurrency: Streams at once at its peak; never below ``concurrency``.
+        observe_s: Seconds step 6 watches the service, when it is planned.
+        peer_loss_drill: Whether a node's engine is killed at the end, to see it noticed, and the service restored.
+        continues: Directory of the earlier run this is the observation of; None for a run of its own.
+        access: How the endpoint is reached.
+        geometry: What the operator told of the cache.
     """
 
     run_id: str
@@ -131,7 +106,14 @@ class AcceptancePlan:
     lock: Lock | None
     max_tokens: int
     chat_template_kwargs: Mapping[str, Any]
+    abilities: Mapping[Ability, Wanted]
     concurrency: int
+    peak_concurrency: int
+    observe_s: int
+    peer_loss_drill: bool
+    continues: Path | None
+    access: Access
+    geometry: GeometryOptions
 
     @property
     def not_planned(self) -> tuple[int, ...]:
@@ -151,7 +133,7 @@ class AcceptancePlan:
     @classmethod
     def from_json(cls, value: object, source: str = "acceptance.json") -> AcceptancePlan:
         """Return the plan in a JSON value; raises RunbookError naming the first thing that is wrong."""
-        root = Fields(value, source, _NEXT_STEP)
+        root = Fields(value, source, NEXT_STEP)
         root.require_schema(SCHEMA_VERSION)
         plan = _read(root)
         _validate(plan, source)
@@ -161,6 +143,7 @@ class AcceptancePlan:
 def _read(root: Fields) -> AcceptancePlan:
     limits = root.fields("model_limits")
     options = limits.optional_fields("chat_template_kwargs")
+    continues = root.optional_text("continues")
     return AcceptancePlan(
         run_id=root.text("run_id"),
         run_dir=Path(root.text("run_dir")),
@@ -172,15 +155,22 @@ def _read(root: Fields) -> AcceptancePlan:
         simulated=root.texts("simulated"),
         interconnect=root.text("interconnect"),
         interface=root.optional_text("interface") or "",
-        hosts=tuple(sorted(map(_host, root.each("hosts")), key=lambda host: (host.rank, host.name))),
-        engine=_engine(root.fields("engine")),
-        launch={name: _launch(launch) for name, launch in _by_name(root, "launch")},
+        hosts=tuple(sorted(map(read_host, root.each("hosts")), key=lambda host: (host.rank, host.name))),
+        engine=read_engine(root.fields("engine")),
+        launch={name: read_launch(launch) for name, launch in _by_name(root, "launch")},
         expected={name: item.mapping() for name, item in _by_name(root, "expected")},
         snapshots={name: Snapshot.from_json(item.mapping(), item.where) for name, item in _by_name(root, "snapshots")},
         lock=parse_lock(root.raw("lock"), f"{root.where}: lock") if root.raw("lock") else None,
         max_tokens=limits.optional_integer("max_tokens") or _DEFAULT_MAX_TOKENS,
         chat_template_kwargs=options.mapping() if options else {},
+        abilities=read_abilities(limits),
         concurrency=root.integer("concurrency"),
+        peak_concurrency=root.optional_integer("peak_concurrency") or root.integer("concurrency"),
+        observe_s=root.optional_integer("observe_s") or 0,
+        peer_loss_drill=root.optional_flag("peer_loss_drill") or False,
+        continues=Path(continues) if continues else None,
+        access=read_access(root.optional_fields("access")),
+        geometry=read_geometry_options(root.optional_fields("geometry")),
     )
 
 
@@ -189,58 +179,53 @@ def _by_name(root: Fields, key: str) -> list[tuple[str, Fields]]:
     return [(name, section.fields(name)) for name in section.names()] if section else []
 
 
-def _host(host: Fields) -> PlanHost:
-    return PlanHost(
-        name=host.text("name"),
-        address=host.text("address"),
-        rank=host.integer("rank"),
-        uri=host.text("uri"),
-        options=host.text_map("options"),
-    )
-
-
-def _engine(engine: Fields) -> EnginePlan:
-    parallelism = engine.fields("parallelism")
-    return EnginePlan(
-        container=engine.text("container"),
-        unit=engine.optional_text("unit") or "",
-        port=engine.integer("port"),
-        nodes=engine.integer("nodes"),
-        engines=engine.integer("engines"),
-        api_servers=engine.integer("api_servers"),
-        parallelism={kind: parallelism.integer(kind) for kind in parallelism.names()},
-        logs={name: file for name, file in engine.text_map("log").items() if file},
-    )
-
-
-def _launch(launch: Fields) -> Launch:
-    return Launch(argv=launch.texts("argv"), env=launch.text_map("env"), image=launch.text("image"))
-
-
 def _whole(root: Fields, key: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise _bad(f"{root.where}: {key}", f"{value!r}", "step numbers")
+        raise bad_plan(f"{root.where}: {key}", f"{value!r}", "step numbers")
     return value
 
 
 def _validate(plan: AcceptancePlan, source: str) -> None:
-    unknown = [step for step in plan.steps if step not in _STEPS_OF_A_CHAIN]
-    if unknown or not plan.steps:
-        raise _bad(source, f"steps are {list(plan.steps)}", "one or more of 0 to 5")
+    for observed, expected in _faults(plan):
+        raise bad_plan(source, observed, expected)
+
+
+def _faults(plan: AcceptancePlan) -> Iterator[tuple[str, str]]:
+    """Yield what does not hold together, as (observed, expected)."""
+    if not plan.steps or any(step not in STEP_NAMES for step in plan.steps):
+        yield f"steps are {list(plan.steps)}", f"one or more of 0 to {max(STEP_NAMES)}"
     for url in (plan.endpoint, *plan.metrics):
         if not url.startswith(("http://", "https://")):
-            raise _bad(source, f"{url!r} is no URL", "http:// or https:// in endpoint and metrics")
+            yield f"{url!r} is no URL", "http:// or https:// in endpoint and metrics"
     if not plan.metrics:
-        raise _bad(source, "metrics is empty", "at least one URL, or the counters cannot be read")
+        yield "metrics is empty", "at least one URL, or the counters cannot be read"
+    yield from _faults_of_load(plan)
+    yield from _faults_of_hosts(plan)
+
+
+def _faults_of_load(plan: AcceptancePlan) -> Iterator[tuple[str, str]]:
     if plan.concurrency < 1 or plan.max_tokens < 1:
-        raise _bad(source, f"concurrency {plan.concurrency}, max_tokens {plan.max_tokens}", "both at least 1")
+        yield f"concurrency {plan.concurrency}, max_tokens {plan.max_tokens}", "both at least 1"
+    if plan.peak_concurrency < plan.concurrency:
+        yield f"peak_concurrency {plan.peak_concurrency}", f"at least concurrency {plan.concurrency}"
+    if 6 in plan.steps and plan.observe_s < 1:
+        yield f"step 6 is planned and observe_s is {plan.observe_s}", "seconds to observe, at least 1"
+    if plan.continues and plan.steps != (6,):
+        yield f"an earlier run is continued by steps {list(plan.steps)}", "step 6 alone"
+    if plan.peer_loss_drill and 5 not in plan.steps:
+        yield "peer_loss_drill is on and step 5 is not planned", "step 5 in steps, or no drill"
+    if plan.peer_loss_drill and not plan.engine.unit:
+        yield "peer_loss_drill is on and the engine has no unit", "a unit to start the engine again by, or no drill"
+
+
+def _faults_of_hosts(plan: AcceptancePlan) -> Iterator[tuple[str, str]]:
     needing = [step for step in plan.steps if step in _STEPS_NEEDING_HOSTS]
     if needing and not plan.hosts:
-        raise _bad(source, f"steps {needing} are planned and hosts is empty", "the engine's nodes in hosts")
+        yield f"steps {needing} are planned and hosts is empty", "the engine's nodes in hosts"
     if sorted(host.rank for host in plan.hosts) != list(range(len(plan.hosts))):
-        raise _bad(source, f"ranks are {[host.rank for host in plan.hosts]}", "0, 1, 2, ... each once")
+        yield f"ranks are {[host.rank for host in plan.hosts]}", "0, 1, 2, ... each once"
     if needing and plan.lock is None:
-        raise _bad(source, f"steps {needing} are planned and lock is empty", "the lock the hosts were set up by")
+        yield f"steps {needing} are planned and lock is empty", "the lock the hosts were set up by"
     tables: dict[str, Mapping[str, object]] = {
         "launch": plan.launch,
         "expected": plan.expected,
@@ -249,8 +234,4 @@ def _validate(plan: AcceptancePlan, source: str) -> None:
     for host in plan.hosts:
         for what, table in tables.items():
             if host.name not in table:
-                raise _bad(source, f"{what} has nothing about {host.name}", f"{what} for every host")
-
-
-def _bad(where: str, observed: str, expected: str) -> RunbookError:
-    return RunbookError(where=where, observed=observed, expected=expected, next_step=_NEXT_STEP)
+                yield f"{what} has nothing about {host.name}", f"{what} for every host"
