@@ -1,8 +1,11 @@
 """The client: answers, and every way an answer can be none."""
 
 import socket
+import time
+from collections.abc import Callable
 
 import pytest
+from scripted_server import ScriptedServer, answering, json_answer, read_request
 
 from kimi_runbook.acceptance.client import EngineClient
 from kimi_runbook.acceptance.http import (
@@ -39,6 +42,49 @@ def test_tokenize_counts_what_the_chat_route_charges() -> None:
         usage = client.chat(CHAT).usage
         assert usage is not None
         assert len(client.tokenize(MODEL, [{"role": "user", "content": "hi"}], {})) == usage.prompt_tokens
+
+
+def test_tokenize_text_gives_the_tokens_of_a_prompt() -> None:
+    with FakeEngine() as engine:
+        client = EngineClient(engine.url)
+        usage = client.complete({"model": MODEL, "prompt": "hello", "max_tokens": 1}).usage
+        assert usage is not None
+        assert len(client.tokenize_text(MODEL, "hello")) == usage.prompt_tokens
+
+
+@pytest.mark.parametrize(
+    ("answer", "ask"),
+    [
+        (b'{"data": [{"name": "x"}]}', EngineClient.models),
+        (b'{"data": 7}', EngineClient.models),
+        (b'{"object": "list"}', EngineClient.models),
+        (b'{"tokens": ["a"]}', lambda client: client.tokenize_text("m", "x")),
+        (b'{"tokens": 7}', lambda client: client.tokenize("m", [], {})),
+        (b"not json", EngineClient.version),
+        (b"[]", EngineClient.version),
+    ],
+)
+def test_answers_of_another_shape_are_bad_answers(answer: bytes, ask: Callable[[EngineClient], object]) -> None:
+    with ScriptedServer(answering(json_answer(answer))) as server, pytest.raises(BadAnswerError) as caught:
+        ask(EngineClient(server.url, timeout_s=5))
+    assert server.url in caught.value.where
+
+
+def test_an_endpoint_below_a_path() -> None:
+    paths: list[bytes] = []
+
+    def script(sock: socket.socket) -> None:
+        while True:
+            paths.append(read_request(sock)[0].split(b" ")[1])
+            sock.sendall(json_answer(b'{"version": "1", "choices": [{"text": "a"}]}'))
+
+    with ScriptedServer(script) as server:
+        client = EngineClient(f"{server.url}/engine/one/", timeout_s=5)
+        client.version()
+        since_s = time.monotonic()
+        client.complete({"prompt": "x"})
+        assert client.in_flight_s(since_s, time.monotonic()) > 0
+    assert paths == [b"/engine/one/version", b"/engine/one/v1/completions"]
 
 
 def test_absent_cached_tokens_are_not_zero() -> None:

@@ -4,59 +4,49 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kimi_runbook.acceptance.http import (
-    BadAnswerError,
-    BadStatusError,
-    Exchange,
-    Response,
-    TruncatedError,
-    exchange,
-    fetch,
+from kimi_runbook.acceptance.answer import (
+    OTHER_SHAPE,
+    Answer,
+    StreamedAnswer,
+    Usage,
+    parse_json,
+    refuse_error,
+    whole_answer,
 )
+from kimi_runbook.acceptance.http import Response, ask, job_for, response
+from kimi_runbook.acceptance.load import Lag, Load, Outcome, PlannedRequest
+from kimi_runbook.acceptance.plan import Access
+from kimi_runbook.acceptance.streaming.descriptors import require_descriptors
+from kimi_runbook.acceptance.streaming.driver import Run, drive
+from kimi_runbook.acceptance.streaming.errors import BadAnswerError, BadStatusError, EngineError
+from kimi_runbook.acceptance.streaming.exchange import Exchange
+from kimi_runbook.acceptance.streaming.origin import Origin, split_url
 
-CLIENT_VERSION = "1"
+__all__ = [
+    "CLIENT_VERSION",
+    "Answer",
+    "EngineClient",
+    "Lag",
+    "Load",
+    "Message",
+    "ModelCard",
+    "Outcome",
+    "PlannedRequest",
+    "Usage",
+]
+
+CLIENT_VERSION = "2"
 """Part of every record's fingerprint: figures of two clients are not compared silently."""
 
 Message = Mapping[str, Any]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
-    """Token counts the server charged; ``cached_tokens`` is None when the server did not say, which is not 0."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    cached_tokens: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """One finished completion.
-
-    Attributes:
-        text: Content of the first choice.
-        reasoning: Its reasoning channel, empty where the model has none.
-        tool_calls: Tool calls of the first choice, as the server wrote them.
-        finish_reason: ``stop``, ``length``, ``tool_calls``, ... or None when the server gave none.
-        usage: Token counts, or None when a stream did not carry them.
-        first_token_s: Seconds from send to the first event with text; None when not streamed or no text came.
-        total_s: Seconds from send to the end.
-        chunks: Events with text; a chunk is not a token.
-    """
-
-    text: str
-    reasoning: str
-    tool_calls: tuple[Mapping[str, Any], ...]
-    finish_reason: str | None
-    usage: Usage | None
-    first_token_s: float | None
-    total_s: float
-    chunks: int
+_NS = 1_000_000_000
+_HEADERS = {"Content-Type": "application/json"}
+_TELL_EVERY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,22 +58,30 @@ class ModelCard:
 
 
 class EngineClient:
-    """Asks one OpenAI-compatible endpoint. Safe to share between threads: it keeps no connection."""
+    """Asks one OpenAI-compatible endpoint. Safe to share between threads.
 
-    def __init__(self, endpoint: str, *, timeout_s: float = 300.0, headers: Mapping[str, str] | None = None) -> None:
+    Connections are kept between requests, and dropped before vLLM would close them (data/client.yml).
+    """
+
+    def __init__(self, endpoint: str, *, timeout_s: float = 300.0, access: Access | None = None) -> None:
+        """Prepare to ask; nothing is sent.
+
+        Args:
+            endpoint: Base URL, without the ``/v1``.
+            timeout_s: Seconds for a whole request, where a call does not say otherwise.
+            access: API key, CA file and proxy; none of them by default.
+
+        Raises:
+            RunbookError: When the URL or an access option cannot be used, e.g. the API key's variable is not set.
+        """
         self.endpoint = endpoint.rstrip("/")
         self._timeout_s = timeout_s
-        self._headers = {"Content-Type": "application/json", **(headers or {})}
+        self._prefix = split_url(self.endpoint).path
+        self._origin = Origin(self.endpoint, access)
 
     def raw(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = None) -> Response:
         """Return the whole answer to one request, whatever its status; raises EngineError without an answer."""
-        return fetch(
-            method,
-            self.endpoint + path,
-            body=None if body is None else json.dumps(body).encode(),
-            headers=self._headers,
-            timeout_s=timeout_s or self._timeout_s,
-        )
+        return response(self._origin, self._ask(method, path, body, timeout_s))
 
     def health(self) -> int:
         """Return the status of ``GET /health``: 200, or 503 once the engine is dead."""
@@ -91,12 +89,15 @@ class EngineClient:
 
     def version(self) -> str:
         """Return what ``GET /version`` says."""
-        return str(_key(self._json("GET", "/version"), "version", "GET /version"))
+        return str(self._key("GET", "/version", None, "version"))
 
     def models(self) -> tuple[ModelCard, ...]:
         """Return the served models."""
-        cards = _key(self._json("GET", "/v1/models"), "data", "GET /v1/models")
-        return tuple(ModelCard(name=str(card["id"]), max_model_len=card.get("max_model_len")) for card in cards)
+        cards = self._key("GET", "/v1/models", None, "data")
+        try:
+            return tuple(ModelCard(name=str(card["id"]), max_model_len=card.get("max_model_len")) for card in cards)
+        except OTHER_SHAPE as error:
+            raise BadAnswerError(f"GET {self.endpoint}/v1/models", f"no list of models: {cards!r:.120}") from error
 
     def tokenize(self, model: str, messages: Sequence[Message], options: Mapping[str, Any]) -> tuple[int, ...]:
         """Return the token ids the server makes of a chat request, template and generation prompt included.
@@ -106,8 +107,11 @@ class EngineClient:
             messages: Chat messages.
             options: Further keys that take part in rendering, e.g. ``chat_template_kwargs``.
         """
-        body = {"model": model, "messages": list(messages), "add_generation_prompt": True, **options}
-        return tuple(int(token) for token in _key(self._json("POST", "/tokenize", body), "tokens", "POST /tokenize"))
+        return self._tokens({"model": model, "messages": list(messages), "add_generation_prompt": True, **options})
+
+    def tokenize_text(self, model: str, text: str) -> tuple[int, ...]:
+        """Return the token ids the server makes of a text completion's prompt, special tokens included."""
+        return self._tokens({"model": model, "prompt": text})
 
     def chat(self, body: Mapping[str, Any]) -> Answer:
         """Return the answer to one chat request; raises EngineError."""
@@ -125,132 +129,165 @@ class EngineClient:
         """Return a streamed text completion once its stream has ended; raises as ``stream_chat``."""
         return self._streamed("/v1/completions", body)
 
-    def _json(self, method: str, path: str, body: Any = None) -> Any:
-        response = self.raw(method, path, body)
-        where = f"{method} {self.endpoint}{path}"
-        if not 200 <= response.status < 300:
-            raise BadStatusError(where, response.status, response.body)
-        return _parse(where, response.body)
+    def run(
+        self,
+        requests: Sequence[PlannedRequest],
+        *,
+        concurrency: int,
+        timeout_s: float | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> Load:
+        """Send streamed requests in a closed loop: at most so many at once, the next one when one ends.
 
-    def _whole(self, path: str, body: Mapping[str, Any]) -> Answer:
-        started_s = time.monotonic()
-        value = self._json("POST", path, dict(body))
-        where = f"POST {self.endpoint}{path}"
-        _refuse_error(where, value)
-        choice = _first_choice(where, value)
-        message = choice.get("message") or {"content": choice.get("text")}
-        return Answer(
-            text=str(message.get("content") or ""),
-            reasoning=_reasoning(message),
-            tool_calls=tuple(message.get("tool_calls") or ()),
-            finish_reason=choice.get("finish_reason"),
-            usage=_usage(value.get("usage")),
-            first_token_s=None,
-            total_s=time.monotonic() - started_s,
-            chunks=0,
+        The first ones start together, once their connections stand. A request that fails is an outcome, and the others
+        go on.
+
+        Args:
+            requests: What to send, in order.
+            concurrency: Most requests in flight.
+            timeout_s: Seconds for each request; the client's own when None.
+            on_progress: Is told how many of how many requests have ended, at most five times a second and at the end.
+
+        Raises:
+            RunbookError: When this process may not open so many connections; nothing was sent then.
+        """
+        run = self.send(requests, concurrency=concurrency, timeout_s=timeout_s, on_progress=on_progress)
+        return self.read(requests, run)
+
+    def send(
+        self,
+        requests: Sequence[PlannedRequest],
+        *,
+        concurrency: int,
+        timeout_s: float | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> Run:
+        """Do the sending half of ``run``: what came back is kept as bytes and stamps."""
+        if concurrency < 1:
+            raise ValueError(f"concurrency is {concurrency}, expected at least 1")
+        require_descriptors(min(concurrency, len(requests)))
+        jobs = [
+            job_for(self._origin, "POST", self._prefix + request.path, _streaming(request.body), _HEADERS)
+            for request in requests
+        ]
+        tell = _Teller(len(jobs), on_progress) if on_progress else _say_nothing
+        timeout_s = timeout_s or self._timeout_s
+        return drive(self._origin, jobs, concurrency=concurrency, timeout_s=timeout_s, tell=tell)
+
+    def read(self, requests: Sequence[PlannedRequest], run: Run) -> Load:
+        """Do the reading half of ``run``: parse what ``send`` kept."""
+        late_ns: list[int] = []
+        outcomes = [
+            self._outcome(request, exchange, run.started_ns, late_ns)
+            for request, exchange in zip(requests, run.exchanges, strict=True)
+        ]
+        return Load(
+            outcomes=tuple(outcomes),
+            lag=Lag.of(late_ns, kernel=any(exchange.kernel for exchange in run.exchanges)),
+            most_in_flight=run.most_in_flight,
+            wall_s=(run.ended_ns - run.started_ns) / _NS,
         )
 
-    def _streamed(self, path: str, body: Mapping[str, Any]) -> Answer:
-        asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
-        started_s = time.monotonic()
-        with exchange(
-            "POST",
-            self.endpoint + path,
-            body=json.dumps(asked).encode(),
-            headers=self._headers,
-            timeout_s=self._timeout_s,
-        ) as answer:
+    def in_flight_s(self, since_s: float, until_s: float) -> float:
+        """Return the seconds between two moments of ``time.monotonic()`` in which a completion was in flight."""
+        return self._origin.flight.seconds(since_s, until_s)
+
+    def close(self) -> None:
+        """Close the kept connections; also done when the client is no longer used."""
+        self._origin.close()
+
+    def _ask(self, method: str, path: str, body: Any, timeout_s: float | None = None) -> Exchange:
+        data = None if body is None else json.dumps(body).encode()
+        job = job_for(self._origin, method, self._prefix + path, data, _HEADERS)
+        return ask(self._origin, job, timeout_s or self._timeout_s)
+
+    def _key(self, method: str, path: str, body: Any, key: str) -> Any:
+        """Return one value of the JSON object that a route answers with."""
+        where = f"{method} {self.endpoint}{path}"
+        answer = self.raw(method, path, body)
+        if not 200 <= answer.status < 300:
+            raise BadStatusError(where, answer.status, answer.body)
+        value = parse_json(where, answer.body)
+        if not isinstance(value, dict) or key not in value:
+            raise BadAnswerError(where, f"the answer has no {key!r}")
+        return value[key]
+
+    def _tokens(self, body: Mapping[str, Any]) -> tuple[int, ...]:
+        tokens = self._key("POST", "/tokenize", body, "tokens")
+        try:
+            return tuple(int(token) for token in tokens)
+        except OTHER_SHAPE as error:
+            raise BadAnswerError(f"POST {self.endpoint}/tokenize", f"no token ids: {tokens!r:.120}") from error
+
+    def _whole(self, path: str, body: Mapping[str, Any]) -> Answer:
+        exchange = self._ask("POST", path, dict(body))
+        try:
+            answer = response(self._origin, exchange)
             if not 200 <= answer.status < 300:
-                raise BadStatusError(answer.where, answer.status, answer.read())
-            if "text/event-stream" not in answer.headers.get("content-type", ""):
-                _refuse_error(answer.where, _parse(answer.where, answer.read()))
-                raise BadAnswerError(answer.where, "one whole answer where a stream was asked for")
-            return _collect(answer, started_s)
+                raise BadStatusError(exchange.job.where, answer.status, answer.body)
+            return whole_answer(exchange.job.where, answer.body, exchange.total_s)
+        except EngineError as error:
+            self._origin.redact_error(error)
+            raise
+
+    def _streamed(self, path: str, body: Mapping[str, Any]) -> Answer:
+        job = job_for(self._origin, "POST", self._prefix + path, _streaming(body), _HEADERS)
+        return self._stream(ask(self._origin, job, self._timeout_s))
+
+    def _stream(self, exchange: Exchange, late_ns: list[int] | None = None) -> Answer:
+        """Return a streamed answer; an error takes along what had come. Adds how late each event was read."""
+        where, head = exchange.job.where, exchange.head
+        building = StreamedAnswer(where, exchange.sent_ns, [] if late_ns is None else late_ns)
+        try:
+            if head is None or not (head.event_stream and 200 <= head.status < 300):
+                answer = response(self._origin, exchange)
+                if not 200 <= answer.status < 300:
+                    raise BadStatusError(where, answer.status, answer.body)
+                refuse_error(where, parse_json(where, answer.body), "an error inside a 200")
+                raise BadAnswerError(where, "one whole answer where a stream was asked for")
+            building.take(exchange.events())
+        except EngineError as error:
+            error.partial = building.partial(exchange.total_s)
+            self._origin.redact_error(error)
+            raise
+        return building.answer(exchange.total_s)
+
+    def _outcome(self, request: PlannedRequest, exchange: Exchange, started_ns: int, late_ns: list[int]) -> Outcome:
+        answer: Answer | None = None
+        failed: EngineError | None = None
+        try:
+            answer = self._stream(exchange, late_ns)
+        except EngineError as error:
+            failed = error
+        ended_ns = exchange.ended_ns
+        # Before the clock starts a request can only fail; it then counts as intended, and over, at the start.
+        intended_s, sent_s, ended_s = (
+            max(0.0, (at_ns - started_ns) / _NS)
+            for at_ns in (exchange.intended_ns, exchange.sent_ns or ended_ns, ended_ns)
+        )
+        return Outcome(
+            label=request.label, intended_s=intended_s, sent_s=sent_s, ended_s=ended_s, answer=answer, error=failed
+        )
 
 
-def _collect(answer: Exchange, started_s: float) -> Answer:
-    """Read a stream to its ``[DONE]``."""
-    text: list[str] = []
-    reasoning: list[str] = []
-    tool_calls: list[Mapping[str, Any]] = []
-    finish_reason: str | None = None
-    usage: Usage | None = None
-    first_token_s: float | None = None
-    chunks = 0
-    for data in _events(answer):
-        if data == b"[DONE]":
-            return Answer(
-                text="".join(text),
-                reasoning="".join(reasoning),
-                tool_calls=tuple(tool_calls),
-                finish_reason=finish_reason,
-                usage=usage,
-                first_token_s=first_token_s,
-                total_s=time.monotonic() - started_s,
-                chunks=chunks,
-            )
-        value = _parse(answer.where, data)
-        _refuse_error(answer.where, value)
-        usage = _usage(value.get("usage")) or usage
-        for choice in value.get("choices") or ():
-            delta = choice.get("delta") or {"content": choice.get("text")}
-            finish_reason = choice.get("finish_reason") or finish_reason
-            text.append(str(delta.get("content") or ""))
-            reasoning.append(_reasoning(delta))
-            tool_calls.extend(delta.get("tool_calls") or ())
-            if text[-1] or reasoning[-1] or delta.get("tool_calls"):
-                chunks += 1
-                first_token_s = first_token_s if first_token_s is not None else time.monotonic() - started_s
-    raise TruncatedError(answer.where, f"the stream ended after {chunks} chunks without [DONE]")
+class _Teller:
+    """Passes progress on, seldom enough not to hold the loop up."""
+
+    def __init__(self, total: int, listener: Callable[[int, int], None]) -> None:
+        self._total = total
+        self._listener = listener
+        self._told_s = float("-inf")
+
+    def __call__(self, ended: int) -> None:
+        now_s = time.monotonic()
+        if ended == self._total or now_s - self._told_s >= _TELL_EVERY_S:
+            self._told_s = now_s
+            self._listener(ended, self._total)
 
 
-def _events(answer: Exchange) -> Iterator[bytes]:
-    """Yield the data of each server-sent event; vLLM writes one data line per event."""
-    for line in answer.lines():
-        if line.startswith(b"data:"):
-            yield line.removeprefix(b"data:").strip()
+def _say_nothing(_ended: int) -> None:
+    """Tell nobody."""
 
 
-def _parse(where: str, body: bytes) -> Any:
-    try:
-        return json.loads(body)
-    except ValueError as error:
-        raise BadAnswerError(where, f"the answer is not JSON: {body[:120]!r}") from error
-
-
-def _key(value: Any, key: str, where: str) -> Any:
-    if not isinstance(value, dict) or key not in value:
-        raise BadAnswerError(where, f"the answer has no {key!r}")
-    return value[key]
-
-
-def _refuse_error(where: str, value: Any) -> None:
-    if not isinstance(value, dict):
-        raise BadAnswerError(where, f"the answer is a {type(value).__name__}")
-    if value.get("error"):
-        raise BadAnswerError(where, f"an error inside a 200: {json.dumps(value['error'])[:300]}")
-
-
-def _first_choice(where: str, value: Mapping[str, Any]) -> Mapping[str, Any]:
-    choices = value.get("choices")
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        raise BadAnswerError(where, "the answer has no choices")
-    return choices[0]
-
-
-def _reasoning(message: Mapping[str, Any]) -> str:
-    """Return the reasoning channel; vLLM calls it ``reasoning``, older versions ``reasoning_content``."""
-    return str(message.get("reasoning") or message.get("reasoning_content") or "")
-
-
-def _usage(value: Any) -> Usage | None:
-    if not isinstance(value, dict):
-        return None
-    details = value.get("prompt_tokens_details") or {}
-    cached = details.get("cached_tokens")
-    return Usage(
-        prompt_tokens=int(value.get("prompt_tokens") or 0),
-        completion_tokens=int(value.get("completion_tokens") or 0),
-        total_tokens=int(value.get("total_tokens") or 0),
-        cached_tokens=None if cached is None else int(cached),
-    )
+def _streaming(body: Mapping[str, Any]) -> bytes:
+    return json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
