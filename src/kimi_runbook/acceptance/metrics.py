@@ -2,18 +2,22 @@
 
 A family that is declared (``# TYPE``) and has no sample is 0; one that is not declared is absent (None). vLLM's Rust
 front end declares labelled families before their first sample, the Python one writes all series at 0 from the start.
+A family an older vLLM calls by another name is found under today's (data/metrics.yml); what an absence means for the
+version at hand is in capabilities.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from kimi_runbook.acceptance.http import BadAnswerError, BadStatusError, fetch
+from kimi_runbook.acceptance.metrics_data import older_names
+from kimi_runbook.acceptance.plan import Access
 
 HITS = "vllm:prefix_cache_hits"
 QUERIES = "vllm:prefix_cache_queries"
@@ -23,7 +27,10 @@ WAITING = "vllm:num_requests_waiting"
 PREEMPTIONS = "vllm:num_preemptions"
 FINISHED = "vllm:request_success"
 CACHE_CONFIG = "vllm:cache_config_info"
+DRAFTS = "vllm:spec_decode_num_drafts"
 _START = "process_start_time_seconds"
+
+_DIRECT = Access()
 
 _Key = tuple[str, tuple[tuple[str, str], ...]]
 
@@ -46,12 +53,16 @@ class Exposition:
         types: Declared families and their types; a counter's name has no ``_total``.
         samples: By family name. Counters hold their totals, other families their plain samples.
         created: ``_created`` stamps by series, where the endpoint writes them.
+        openmetrics: Whether it was written as OpenMetrics.
+        renamed: Families found under an older name, by the name they have here.
     """
 
     url: str
     types: Mapping[str, str]
     samples: Mapping[str, tuple[Sample, ...]]
     created: Mapping[_Key, float]
+    openmetrics: bool = False
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,11 +116,12 @@ def parse(url: str, text: str, content_type: str) -> Exposition:
         text: The body.
         content_type: The answer's content type, which says which of the two formats it is.
     """
-    reader = parse_openmetrics if "application/openmetrics-text" in content_type else parse_text
+    openmetrics = "application/openmetrics-text" in content_type
+    reader = parse_openmetrics if openmetrics else parse_text
     types: dict[str, str] = {}
     samples: dict[str, tuple[Sample, ...]] = {}
     created: dict[_Key, float] = {}
-    for family in reader(text):
+    for family in reader(_without_buckets(text)):
         if family.name.endswith("_created") and family.type == "gauge":
             base = family.name.removesuffix("_created")
             created |= {(base, _labels(item.labels)): item.value for item in family.samples}
@@ -123,18 +135,31 @@ def parse(url: str, text: str, content_type: str) -> Exposition:
             for item in family.samples
             if item.name == f"{family.name}_created"
         }
-    return Exposition(url=url, types=types, samples=samples, created=created)
+    older = {name: now for name, now in older_names().items() if name in types and now not in types}
+    return Exposition(
+        url=url,
+        types={older.get(name, name): kind for name, kind in types.items()},
+        samples={older.get(name, name): found for name, found in samples.items()},
+        created={(older.get(name, name), labels): stamp for (name, labels), stamp in created.items()},
+        openmetrics=openmetrics,
+        renamed={now: name for name, now in older.items()},
+    )
 
 
-def read(urls: Sequence[str], *, timeout_s: float = 10.0) -> Reading:
+def read(urls: Sequence[str], *, timeout_s: float = 10.0, access: Access = _DIRECT) -> Reading:
     """Read every endpoint.
+
+    Args:
+        urls: The metrics of every API server of one engine.
+        timeout_s: Seconds for each of them.
+        access: How they are reached: API key, certificates, proxy.
 
     Raises:
         EngineError: When an endpoint does not answer, answers outside 2xx, or writes something else than metrics.
     """
     expositions = []
     for url in urls:
-        response = fetch("GET", url, timeout_s=timeout_s)
+        response = fetch("GET", url, timeout_s=timeout_s, access=access)
         if not 200 <= response.status < 300:
             raise BadStatusError(f"GET {url}", response.status, response.body)
         try:
@@ -174,6 +199,15 @@ def why_void(before: Reading, after: Reading) -> str:
             if key in last.created and last.created[key] != stamp:
                 return f"{first.url}: {key[0]} was created anew inside the window"
     return ""
+
+
+def _without_buckets(text: str) -> str:
+    """Return the text without histogram buckets: nine lines of ten in vLLM's page, and no step asks for one.
+
+    The last bucket of each stays, since OpenMetrics does not hold together without it.
+    """
+    lines = text.splitlines(keepends=True)
+    return "".join(line for line in lines if "_bucket{" not in line or 'le="+Inf"' in line or line.startswith("#"))
 
 
 def _values(family: Metric) -> list[Sample]:
