@@ -1,140 +1,104 @@
-"""Step 2: the engine answers as the OpenAI API promises: one chat, one stream, and refusals of bad requests."""
+"""Step 2: the engine answers as the OpenAI API promises.
+
+A connection used twice and the plain answers first, whole and streamed; then what the model may be able to do beyond
+them (reasoning channel, tool calls, image input), as far as the plan wants it looked at; then what must be refused. An
+engine that is gone or stuck ends the step: what comes after it is named and not asked.
+"""
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from kimi_runbook.acceptance.client import Answer
+from kimi_runbook.acceptance.alive import ask_health
 from kimi_runbook.acceptance.context import Context
 from kimi_runbook.acceptance.http import EngineError
+from kimi_runbook.acceptance.plan import AcceptancePlan
 from kimi_runbook.acceptance.result import Check, State, StepResult, verify
+from kimi_runbook.acceptance.short_request.answers import KINDS, ask_kind, messages
+from kimi_runbook.acceptance.short_request.images import check_images
+from kimi_runbook.acceptance.short_request.keep_alive import check_keep_alive
+from kimi_runbook.acceptance.short_request.look import LOG, Look
+from kimi_runbook.acceptance.short_request.reasoning import check_content, check_reasoning
+from kimi_runbook.acceptance.short_request.refusals import check_refusals
+from kimi_runbook.acceptance.short_request.tools import check_tools
 
 STEP = 2
 NAME = "short request"
 
-# What an answer may end with; `error` and `abort` also exist in vLLM and are no answer.
-_FINISHED = ("stop", "length", "tool_calls")
-_LOG = "Read the engine's log around this request: run playbooks/diagnose.yml."
+Stage = Callable[[Look], list[Check]]
+
+
+def requests_of(_: AcceptancePlan) -> int:
+    """Return about how many requests the step sends; repeated tool calls come on top."""
+    return _REQUESTS
 
 
 def run(context: Context) -> StepResult:
-    """Return whether chat, streaming and refusal work."""
-    figures: dict[str, Any] = {}
-    messages = [{"role": "user", "content": "Name three things that are checked before a service goes live."}]
-    context.requests.append({"step": STEP, "messages": messages, "max_tokens": context.plan.max_tokens})
-    checks = [_model_served(context)]
-    checks += _answer(context, "chat", messages, figures)
-    checks += _answer(context, "stream", messages, figures)
-    checks += _refusals(context, messages)
+    """Return whether the endpoint keeps the API's promises."""
+    look = Look(context=context)
+    context.requests.append({"step": STEP, "messages": messages(), "max_tokens": context.plan.max_tokens})
+    checks: list[Check] = []
+    for position, (what, stage) in enumerate(_STAGES):
+        context.tell(what, position, len(_STAGES))
+        checks += stage(look)
+        if look.lost:
+            checks += _not_looked_at([name for name, _ in _STAGES[position + 1 :]])
+            break
+    figures = {**look.figures, "abilities": {str(ability): found for ability, found in look.abilities.items()}}
     return StepResult.of(STEP, NAME, checks, figures)
 
 
-def _model_served(context: Context) -> Check:
-    name, model = "model-served", context.plan.model
+def _served(look: Look) -> list[Check]:
+    context, wanted = look.context, look.context.plan.model
+    told = ask_health(context.client)
+    health = verify(
+        "engine-healthy",
+        told.well,
+        observed=told.says,
+        expected="HTTP 200",
+        evidence="GET /health",
+        next_step=LOG,
+    )
     try:
         served = [card.name for card in context.client.models()]
         context.note("engine_version", context.client.version())
     except EngineError as error:
-        return Check(name=name, state=State.FAIL, observed=str(error), expected=model, next_step=_LOG)
-    return verify(
-        name,
-        model in served,
+        look.lost = str(error)
+        return [health, look.failed("model-served", error, expected=wanted, evidence="GET /v1/models, GET /version")]
+    named = verify(
+        "model-served",
+        wanted in served,
         observed=f"serves {', '.join(served) or 'nothing'}",
-        expected=model,
+        expected=wanted,
         evidence="GET /v1/models",
         next_step="Compare --served-model-name with the inventory's model name.",
     )
+    return [health, named]
 
 
-def _answer(context: Context, kind: str, messages: list[dict[str, Any]], figures: dict[str, Any]) -> list[Check]:
-    body = context.chat_body(messages)
-    evidence = f"POST /v1/chat/completions ({kind})"
-    try:
-        answer = context.client.chat(body) if kind == "chat" else context.client.stream_chat(body)
-    except EngineError as error:
-        return [
-            Check(
-                name=f"{kind}-answer",
-                state=State.FAIL,
-                observed=str(error),
-                expected="an answer" if kind == "chat" else "a stream that ends with [DONE]",
-                evidence=evidence,
-                next_step=_LOG,
-            )
-        ]
-    figures[f"{kind}_total_s"] = round(answer.total_s, 4)
-    if answer.first_token_s is not None:
-        figures[f"{kind}_first_token_s"] = round(answer.first_token_s, 4)
+def _not_looked_at(names: Sequence[str]) -> list[Check]:
+    if not names:
+        return []
     return [
-        verify(
-            f"{kind}-answer",
-            bool(answer.text or answer.reasoning or answer.tool_calls),
-            observed=f"{len(answer.text)} characters of content, {len(answer.reasoning)} of reasoning",
-            expected="an answer that is not empty",
-            evidence=evidence,
-            next_step="A model that thinks may need more tokens or chat_template_kwargs (model_limits).",
-        ),
-        verify(
-            f"{kind}-finish-reason",
-            answer.finish_reason in _FINISHED,
-            observed=f"finish_reason {answer.finish_reason!r}",
-            expected=" or ".join(_FINISHED),
-            evidence=evidence,
-            next_step=_LOG,
-        ),
-        _usage(context, kind, answer, evidence),
+        Check(
+            name="rest-of-step",
+            state=State.NOT_RUN,
+            observed=f"not asked: {', '.join(names)}",
+            expected="an engine that answers",
+            next_step="Find out first why it does not; then run the chain again.",
+        )
     ]
 
 
-def _usage(context: Context, kind: str, answer: Answer, evidence: str) -> Check:
-    usage, limit = answer.usage, context.plan.max_tokens
-    if usage is None:
-        observed, holds = "no usage", False
-    else:
-        observed = f"{usage.prompt_tokens} prompt + {usage.completion_tokens} completion = {usage.total_tokens} tokens"
-        adds_up = usage.prompt_tokens + usage.completion_tokens == usage.total_tokens
-        holds = adds_up and usage.prompt_tokens > 0 and 0 < usage.completion_tokens <= limit
-    return verify(
-        f"{kind}-usage",
-        holds,
-        observed=observed,
-        expected=f"usage that adds up, with 1 to {limit} completion tokens",
-        evidence=evidence,
-        next_step=_LOG,
-    )
-
-
-def _refusals(context: Context, messages: list[dict[str, Any]]) -> list[Check]:
-    good = context.chat_body(messages)
-    return [
-        _refusal(context, "unknown-model", {**good, "model": f"{context.plan.model}-not-served"}, (404,)),
-        _refusal(context, "negative-max-tokens", {**good, "max_tokens": -1}, (400, 422)),
-    ]
-
-
-def _refusal(context: Context, kind: str, body: dict[str, Any], statuses: tuple[int, ...]) -> Check:
-    name = f"refuses-{kind}"
-    expected = f"HTTP {' or '.join(map(str, statuses))} with an OpenAI error body"
-    try:
-        response = context.client.raw("POST", "/v1/chat/completions", body)
-    except EngineError as error:
-        return Check(name=name, state=State.FAIL, observed=str(error), expected=expected, next_step=_LOG)
-    told = _error_message(response.body)
-    return verify(
-        name,
-        response.status in statuses and bool(told),
-        observed=f"HTTP {response.status}" + (f": {told[:120]}" if told else " without an error body"),
-        expected=expected,
-        evidence=f"POST /v1/chat/completions ({kind})",
-        next_step="Something between client and engine answers in its place: ask its port directly.",
-    )
-
-
-def _error_message(body: bytes) -> str:
-    try:
-        value = json.loads(body)
-    except ValueError:
-        return ""
-    error = value.get("error") if isinstance(value, dict) else None
-    return str(error.get("message") or "") if isinstance(error, dict) else ""
+_STAGES: tuple[tuple[str, Stage], ...] = (
+    ("models and version", _served),
+    ("kept connection", check_keep_alive),
+    *((kind.name, lambda look, kind=kind: ask_kind(look, kind)) for kind in KINDS),
+    ("content", lambda look: [check_content(look)]),
+    ("reasoning channel", check_reasoning),
+    ("tool call", check_tools),
+    ("image input", check_images),
+    ("refusals", check_refusals),
+)
+# plain answers, reasoning twice, tool call twice, image with and without, refusals
+_REQUESTS = len(KINDS) + 2 + 2 + 2 + 4

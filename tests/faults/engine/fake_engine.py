@@ -1,265 +1,259 @@
 """An HTTP server that speaks as much of vLLM's API and metrics as the chain asks for, and can be told to fail.
 
-The prefix cache is a real block model of an attention-only engine: a block is known by the tokens up to its end, a hit
-is whole blocks from the start and never the last token. One byte of text is one token, as with the lab's model.
+Faults are driven over real HTTP on 127.0.0.1. One byte of text is one token, as with the lab's model. The prefix cache
+is a model of its own (cache_model.py); what a request is answered with is in answers.py, the server in handler.py.
 """
 
 from __future__ import annotations
 
-import json
+import socket
 import threading
 import time
-from enum import StrEnum
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
 
+from tests.faults.engine import answers, exposition
+from tests.faults.engine.cache_model import CacheModel, Flaw
+from tests.faults.engine.faults import Fault
+from tests.faults.engine.handler import Handler
+
+__all__ = ["MODEL", "VERSION", "FakeEngine", "Fault"]
+
 MODEL = "moonshotai/Kimi-K3"
 VERSION = "0.32.0"
+_LEAK_PER_REQUEST = 0.004  # share of the KV cache
 
 
-class Fault(StrEnum):
-    """One way to misbehave."""
-
-    HITS_ZERO = "the cache never hits"
-    COUNTERS_FROZEN = "answers carry hits, counters stand still"
-    CACHED_TOKENS_MISSING = "answers do not carry cached_tokens"
-    CACHED_TOKENS_WRONG = "answers carry one block too few"
-    CACHING_OFF = "prefix caching is off"
-    RECURRENT = "recurrent state is cached too"
-    GEOMETRY_ABSENT = "no cache_config_info, as with the Rust front end"
-    BLOCK_TOO_LARGE = "a block is longer than the context"
-    SECOND_ENGINE = "a second engine reports"
-    RESTART_IN_WINDOW = "counters and start time begin anew after a request"
-    OTHER_TRAFFIC = "someone else's request runs beside each of ours"
-    METRICS_500 = "/metrics answers 500"
-    METRICS_TEXT = "/metrics answers a page"
-    STREAM_CUT = "a stream ends without [DONE]"
-    ERROR_IN_200 = "an error inside a 200"
-    NO_STREAM_USAGE = "a stream without usage"
-    USAGE_WRONG = "usage does not add up"
-    EMPTY_ANSWER = "an answer without text"
-    FINISH_ERROR = "finish_reason error"
-    BAD_REQUEST_ACCEPTED = "any model name and max_tokens are accepted"
-    REFUSAL_WITHOUT_BODY = "bad requests are refused without an OpenAI error body"
-    UNHEALTHY = "/health answers 503"
-    PREEMPTS = "requests are preempted"
-    CACHE_FULL = "the KV cache is nearly full"
-    TEMPLATE_DIFFERS = "/tokenize renders a chat differently from the chat route"
+class EngineGoneError(Exception):
+    """The engine's process is gone: the connection is to be dropped without a word."""
 
 
 class FakeEngine:
-    """The server; use it as a context manager, ``url`` is its base URL."""
+    """The server; use it as a context manager, ``url`` is its base URL.
 
-    def __init__(self, *faults: Fault, block_size: int = 64, version: str = VERSION, openmetrics: bool = False) -> None:
+    Attributes set by a test before the first request:
+        token_delay_s: Seconds between two tokens.
+        first_token_delay_s: Seconds before the first one, on top.
+        load_limit: Requests at once above which OOM_UNDER_LOAD and DIES_UNDER_LOAD strike.
+        hits_stop_after: Requests after which HITS_STOP strikes.
+        max_model_len: Tokens of a prompt and its answer at most; None for a server that does not tell.
+        max_num_seqs: Requests that run at once; further ones wait.
+        hang_s: Seconds a stalled or hanging answer stays open at most.
+    """
+
+    def __init__(
+        self,
+        *faults: Fault,
+        block_size: int = 64,
+        version: str = VERSION,
+        openmetrics: bool = False,
+        cache: CacheModel | None = None,
+    ) -> None:
         self.faults = set(faults)
-        self.block_size = 100_000 if Fault.BLOCK_TOO_LARGE in self.faults else block_size
+        self.cache = cache or self._cache_of(100_000 if Fault.BLOCK_TOO_LARGE in self.faults else block_size)
         self.version = version
         self.openmetrics = openmetrics
-        self.max_model_len = 4096
+        self.model = MODEL
+        self.max_model_len: int | None = 4096
         self.token_delay_s = 0.01
+        self.first_token_delay_s = 1.0 if Fault.SLOW_FIRST_TOKEN in self.faults else 0.0
+        self.load_limit = 2
+        self.hits_stop_after = 12
+        self.max_num_seqs = 1 if Fault.FEW_SLOTS in self.faults else 256
+        self.hang_s = 30.0
         self.lock = threading.Lock()
+        self.slot = threading.Condition(self.lock)
+        self.stopping = threading.Event()
         self.requests: list[dict[str, Any]] = []
+        self.dead = False
         self.start_engine()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"engine": self}))
-        self._server.daemon_threads = True
+        self._connections: set[socket.socket] = set()
+        self._server = _Server(("127.0.0.1", 0), type("BoundHandler", (Handler,), {"engine": self}))
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+
+    def _cache_of(self, block_size: int) -> CacheModel:
+        return CacheModel(
+            block_size=block_size,
+            recurrent=Fault.RECURRENT in self.faults,
+            caching=Fault.CACHING_OFF not in self.faults,
+            flaw=Flaw.NEVER_HITS if Fault.HITS_ZERO in self.faults else None,
+        )
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block of the cache."""
+        return self.cache.block_size
 
     def start_engine(self) -> None:
         """Begin with an empty cache and counters at zero, as a new process does."""
         self.started = time.time()
-        self.blocks: set[tuple[int, ...]] = set()
-        self.counters = {"queries": 0, "hits": 0, "preemptions": 0, "length": 0, "error": 0}
+        self.cache.clear()
+        self.counters = dict.fromkeys(
+            (
+                "queries",
+                "hits",
+                "preemptions",
+                "prompt_tokens",
+                "generation_tokens",
+                "length",
+                "stop",
+                "abort",
+                "error",
+            ),
+            0,
+        )
         self.running = 0
+        self.waiting = 0
+        self.answered = 0
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    @property
+    def healthy(self) -> bool:
+        """Whether /health answers 200."""
+        killed = Fault.PEER_KILLED in self.faults and bool(self.requests)
+        return Fault.UNHEALTHY not in self.faults and not killed
 
     def __enter__(self) -> FakeEngine:
         self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self.stopping.set()
+        self.die()
         self._thread.join()
 
-    def render(self, messages: list[dict[str, Any]], *, for_tokenize: bool = False) -> list[int]:
-        """Return a chat's tokens: ids above 255 begin and end a message."""
-        tokens: list[int] = [300] if for_tokenize and Fault.TEMPLATE_DIFFERS in self.faults else []
-        for message in messages:
-            tokens += [256, *message["role"].encode(), 10, *str(message["content"]).encode(), 257]
-        return [*tokens, 256, *b"assistant", 10]
+    def die(self) -> None:
+        """End as a process does: no listener, every connection cut, nothing further sent. Safe to call twice."""
+        with self.lock:
+            first, self.dead = not self.dead, True
+            connections = list(self._connections)
+        if not first:
+            return
+        self._server.shutdown()
+        self._server.server_close()
+        for connection in connections:
+            with _gone_is_fine():
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def opened(self, connection: socket.socket) -> None:
+        """Know a connection, to cut it when the process ends."""
+        with self.lock:
+            self._connections.add(connection)
+
+    def closed(self, connection: socket.socket) -> None:
+        """Forget a connection."""
+        with self.lock:
+            self._connections.discard(connection)
+
+    @contextmanager
+    def seat(self) -> Iterator[None]:
+        """Take part in the batch: wait for a slot, then run; raises EngineGoneError when that is one too many."""
+        with self.slot:
+            self.waiting += 1
+            self.slot.wait_for(lambda: self.running < self.max_num_seqs or self.dead)
+            self.waiting -= 1
+            self.running += 1
+            overloaded = self.running > self.load_limit
+        try:
+            if overloaded and Fault.DIES_UNDER_LOAD in self.faults:
+                self.die()
+            if self.dead:
+                raise EngineGoneError
+            yield
+        finally:
+            with self.slot:
+                self.running -= 1
+                self.slot.notify()
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether the GPU has no memory left for what runs now."""
+        return Fault.OOM_UNDER_LOAD in self.faults and self.running > self.load_limit
+
+    def render(self, messages: list[dict[str, Any]]) -> list[int]:
+        """Return a chat's tokens."""
+        return answers.render({"messages": messages})
 
     def look_up(self, tokens: list[int]) -> int:
-        """Return the tokens the cache supplies for a prompt, count them, and keep the prompt's blocks."""
-        size, cached = self.block_size, 0
-        ends = range(size, len(tokens) + 1, size)
+        """Return the tokens the cache supplies for a prompt, and count them; the cache keeps what the prompt leaves."""
         with self.lock:
-            for end in ends:
-                if end > len(tokens) - 1 or tuple(tokens[:end]) not in self.blocks:
-                    break
-                cached = end
-            if {Fault.HITS_ZERO, Fault.CACHING_OFF} & self.faults:
+            cached = self.cache.look_up(tokens)
+            if self._hits_stopped():
                 cached = 0
-            self.blocks |= {tuple(tokens[:end]) for end in ends}
             if Fault.COUNTERS_FROZEN not in self.faults:
                 self.counters["hits"] += cached
             self.counters["queries"] += len(tokens)
+            self.counters["prompt_tokens"] += len(tokens)
             if Fault.OTHER_TRAFFIC in self.faults:
                 self.counters["queries"] += 50
             self.counters["preemptions"] += Fault.PREEMPTS in self.faults
         return cached
 
+    def _hits_stopped(self) -> bool:
+        return Fault.HITS_STOP in self.faults and self.answered >= self.hits_stop_after
+
+    def first_token_s(self) -> float:
+        """Return the seconds the next first token takes on top of a token's own time."""
+        slower = 0.005 * self.answered if Fault.SLOWS_DOWN in self.faults else 0.0
+        return self.first_token_delay_s + slower
+
+    def finished(self, reason: str, tokens: int) -> None:
+        """Count a request that ended, and begin anew where the fault says so."""
+        with self.lock:
+            self.counters[reason] += 1
+            self.counters["generation_tokens"] += tokens
+            self.answered += 1
+            if Fault.RESTART_IN_WINDOW in self.faults:
+                running, waiting = self.running, self.waiting
+                self.start_engine()
+                self.running, self.waiting = running, waiting
+                self.started += 1
+
     def metrics(self) -> str:
         """Return the exposition; OpenMetrics when asked for."""
-        labels = f'engine="0",model_name="{MODEL}"'
-        suffix = "" if self.openmetrics else "_total"
-        c = self.counters
-        lines = [
-            *("# TYPE process_start_time_seconds gauge", f"process_start_time_seconds {self.started}"),
-            f"# TYPE vllm:prefix_cache_queries{suffix} counter",
-            f"vllm:prefix_cache_queries_total{{{labels}}} {c['queries']}",
-            f"# TYPE vllm:prefix_cache_hits{suffix} counter",
-            *([f"vllm:prefix_cache_hits_total{{{labels}}} {c['hits']}"] if c["hits"] or not self.openmetrics else []),
-            f"# TYPE vllm:num_preemptions{suffix} counter",
-            f"vllm:num_preemptions_total{{{labels}}} {c['preemptions']}",
-            f"# TYPE vllm:request_success{suffix} counter",
-            *(f'vllm:request_success_total{{{labels},finished_reason="{r}"}} {c[r]}' for r in ("length", "error")),
-            *("# TYPE vllm:num_requests_running gauge", f"vllm:num_requests_running{{{labels}}} {self.running}"),
-            "# TYPE vllm:kv_cache_usage_perc gauge",
-            f"vllm:kv_cache_usage_perc{{{labels}}} {0.97 if Fault.CACHE_FULL in self.faults else 0.02}",
-        ]
-        if Fault.SECOND_ENGINE in self.faults:
-            second = labels.replace('engine="0"', 'engine="1"')
-            lines.insert(4, f"vllm:prefix_cache_queries_total{{{second}}} 0")
-        if Fault.GEOMETRY_ABSENT not in self.faults:
-            caching = Fault.CACHING_OFF not in self.faults
-            mode = "align" if Fault.RECURRENT in self.faults else "none"
-            told = f'block_size="{self.block_size}",enable_prefix_caching="{caching}",mamba_cache_mode="{mode}"'
-            more = 'num_gpu_blocks="4096",prefix_cache_retention_interval="0"'
-            lines += ["# TYPE vllm:cache_config_info gauge", f'vllm:cache_config_info{{engine="0",{told},{more}}} 1.0']
-        return "\n".join([*lines, *(["# EOF"] if self.openmetrics else [])]) + "\n"
+        with self.lock:
+            gauges = exposition.Gauges(
+                started=self.started,
+                running=self.running,
+                waiting=self.waiting,
+                kv_usage=self._kv_usage(),
+                cache_config=self.cache_config(),
+                second_engine=Fault.SECOND_ENGINE in self.faults,
+            )
+            return exposition.text(dict(self.counters), gauges, model=MODEL, openmetrics=self.openmetrics)
+
+    def _kv_usage(self) -> float:
+        if Fault.CACHE_FULL in self.faults:
+            return 0.97
+        leaked = _LEAK_PER_REQUEST * self.answered if Fault.KV_LEAKS in self.faults else 0.0
+        return min(1.0, 0.01 * self.running + leaked)
+
+    def cache_config(self) -> dict[str, str]:
+        """Return the labels of ``vllm:cache_config_info``; empty where the front end does not publish it."""
+        if Fault.GEOMETRY_ABSENT in self.faults:
+            return {}
+        return self.cache.geometry_labels()
 
 
-class _Handler(BaseHTTPRequestHandler):
-    engine: FakeEngine
-    protocol_version = "HTTP/1.1"
+class _Server(ThreadingHTTPServer):
+    """A thread per connection, with room for a burst of them."""
 
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: the tests read answers, not this server's log."""
+    daemon_threads = True
+    request_queue_size = 512
 
-    def do_GET(self) -> None:
-        engine = self.engine
-        card = {"id": MODEL, "object": "model", "max_model_len": engine.max_model_len}
-        if self.path == "/health":
-            self._send(503 if Fault.UNHEALTHY in engine.faults else 200, b"")
-        elif self.path == "/version":
-            self._json(200, {"version": engine.version})
-        elif self.path == "/v1/models":
-            self._json(200, {"object": "list", "data": [card]})
-        elif self.path == "/metrics" and Fault.METRICS_500 in engine.faults:
-            self._send(500, b"Internal Server Error")
-        elif self.path == "/metrics" and Fault.METRICS_TEXT in engine.faults:
-            self._send(200, b"<html>a router's page</html>\n", "text/html")
-        elif self.path == "/metrics":
-            kind = "application/openmetrics-text; version=1.0.0" if engine.openmetrics else "text/plain; version=1.0.0"
-            self._send(200, engine.metrics().encode(), kind)
-        else:
-            self._error(404, f"no route {self.path}")
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: a client that went away, or a process that is gone, is part of the tests."""
 
-    def do_POST(self) -> None:
-        engine = self.engine
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.path == "/tokenize":
-            tokens = engine.render(body["messages"], for_tokenize=True)
-            self._json(200, {"count": len(tokens), "max_model_len": engine.max_model_len, "tokens": tokens})
-            return
-        engine.requests.append(body)
-        lenient = Fault.BAD_REQUEST_ACCEPTED in engine.faults
-        if body["model"] != MODEL and not lenient:
-            self._error(404, f"The model `{body['model']}` does not exist.")
-        elif body.get("max_tokens", 1) < 1 and not lenient:
-            self._error(400, "max_tokens must be at least 1.")
-        elif Fault.ERROR_IN_200 in engine.faults:
-            self._json(200, {"error": {"message": "the engine is dead", "code": 500}})
-        else:
-            self._answer(body, chat=self.path.endswith("/chat/completions"))
 
-    def _answer(self, body: dict[str, Any], *, chat: bool) -> None:
-        engine = self.engine
-        tokens = engine.render(body["messages"]) if chat else list(str(body["prompt"]).encode())
-        with engine.lock:
-            engine.running += 1
-        cached = engine.look_up(tokens)
-        count = max(1, body.get("max_tokens", 16))
-        usage = self._usage(len(tokens), count, cached)
-        piece = "" if Fault.EMPTY_ANSWER in engine.faults else "x"
-        reason = "error" if Fault.FINISH_ERROR in engine.faults else "length"
-        try:
-            if body.get("stream"):
-                self._stream(piece, count, reason, usage)
-            else:
-                time.sleep(engine.token_delay_s * count)
-                text = piece * count
-                choice = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
-                self._json(200, {"choices": [{"index": 0, **choice, "finish_reason": reason}], "usage": usage})
-        finally:
-            with engine.lock:
-                engine.running -= 1
-                engine.counters["length"] += 1
-                if Fault.RESTART_IN_WINDOW in engine.faults:
-                    engine.start_engine()
-                    engine.started += 1
-
-    def _usage(self, prompt: int, completion: int, cached: int) -> dict[str, Any]:
-        faults = self.engine.faults
-        total = prompt + completion + (Fault.USAGE_WRONG in faults)
-        usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total}
-        if Fault.CACHED_TOKENS_MISSING not in faults:
-            short = self.engine.block_size if Fault.CACHED_TOKENS_WRONG in faults and cached else 0
-            usage["prompt_tokens_details"] = {"cached_tokens": cached - short}
-        return usage
-
-    def _stream(self, piece: str, count: int, reason: str, usage: dict[str, Any]) -> None:
-        faults = self.engine.faults
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        self._event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]})
-        for number in range(count):
-            time.sleep(self.engine.token_delay_s)
-            if Fault.STREAM_CUT in faults and number == count // 2:
-                self.close_connection = True
-                return
-            last = reason if number == count - 1 else None
-            self._event({"choices": [{"index": 0, "delta": {"content": piece}, "finish_reason": last}]})
-        if Fault.NO_STREAM_USAGE not in faults:
-            self._event({"choices": [], "usage": usage})
-        self._chunk(b"data: [DONE]\n\n")
-        self._chunk(b"")
-
-    def _event(self, value: dict[str, Any]) -> None:
-        self._chunk(b"data: " + json.dumps(value).encode() + b"\n\n")
-
-    def _chunk(self, data: bytes) -> None:
-        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
-        self.wfile.flush()
-
-    def _error(self, status: int, message: str) -> None:
-        if Fault.REFUSAL_WITHOUT_BODY in self.engine.faults:
-            self._send(status, b"<html>Bad Request</html>", "text/html")
-        else:
-            self._json(status, {"error": {"message": message, "type": "BadRequestError", "code": status}})
-
-    def _json(self, status: int, value: Any) -> None:
-        self._send(status, json.dumps(value).encode(), "application/json")
-
-    def _send(self, status: int, body: bytes, kind: str = "text/plain") -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+@contextmanager
+def _gone_is_fine() -> Iterator[None]:
+    try:
+        yield
+    except OSError:
+        return

@@ -109,6 +109,10 @@ class FakeHost:
     container: bool = True
     reachable: bool = True
     moved: Callable[[], int] = lambda: 0
+    journal: str = ""
+    unit_state: str = "active"
+    told: list[str] = field(default_factory=list)
+    on: Callable[[str], None] = lambda _: None
 
     def __post_init__(self) -> None:
         self.argv = self.argv or argv(self.rank)
@@ -121,13 +125,23 @@ class FakeHost:
             raise RuntimeError("ssh: connect to host k3-b port 22: No route to host")
         if command.startswith("docker") and not self.container:
             return Result(1, "", "Error: No such container: kimi-engine")
+        self.told.append(command % args if args else command)
+        self.on(command)
         answers: dict[str, Callable[[], str]] = {
             "docker inspect": self._inspect,
             "docker image inspect": lambda: json.dumps(self.digests),
             "docker exec": lambda: f"{self.nccl_sha}  {args[-1]}\n",
             "docker logs": lambda: self.log,
             "cat /sys/module/nvidia/version": lambda: f"{self.driver}\n",
-            "systemctl show": lambda: f"{self.unit_restarts}\n",
+            "docker kill": lambda: "kimi-engine\n",
+            "nvidia-smi": lambda: "410\n412\n--\nPID   RSS\n7   1024\n9   2048\n",
+            "systemctl show --property NRestarts": lambda: f"{self.unit_restarts}\n",
+            "systemctl show --property ActiveState": lambda: f"{self.unit_state}\n",
+            "systemctl stop": lambda: "",
+            "systemctl start": lambda: "",
+            "systemctl reset-failed": lambda: "",
+            "journalctl": lambda: self.journal,
+            "date": lambda: "1796062377.855981226\n",
             "cat /sys/class/net/eth0/statistics/": lambda: f"{1_000_000 + self.moved()}\n5000\n",
         }
         for start, answer in answers.items():
