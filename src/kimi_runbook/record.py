@@ -1,21 +1,30 @@
-"""The record: what was observed when the service was judged. JSON in and out, the same bytes for the same values."""
+"""The record: what was observed when the service was judged. JSON in and out, the same bytes for the same values.
+
+Its form is data/record.schema.json (JSON Schema 2020-12), which ``schema()`` returns.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from kimi_runbook.acceptance.result import StepResult
+from kimi_runbook.campaign.values import Box, Entry
 from kimi_runbook.errors import RunbookError
 from kimi_runbook.reading import parse_json, read_text
 from kimi_runbook.verdict import Verdict, judge_steps
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""What this version writes. 1 had neither campaign sheet nor checklist; it is still read."""
+
 FILE_NAME = "record.json"
+_READABLE = (1, SCHEMA_VERSION)
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 
@@ -44,7 +53,7 @@ class Fingerprint:
     gpus: Mapping[str, Mapping[str, int]]
     interconnect: str
     parallelism: Mapping[str, int]
-    nodes: int
+    nodes: int | None
     block_size_tokens: int | None
     retention: str | None
     prefix_caching: bool | None
@@ -70,8 +79,12 @@ class Record:
         expectation: Hits computed before the first request of step 3.
         environment: Allow-listed variables of the launch, by host.
         steps: Results of the planned steps, in order.
-        observation: ``pending`` until step 6 has watched the service for a while.
+        observation: ``pending`` until step 6 has watched the service for a while, then ``complete``; ``not planned``
+            where nobody will.
+        campaign: The campaign sheet; empty in a record of schema version 1.
+        checklist: The checklist's boxes; empty in a record of schema version 1.
         verdict: What it comes to; None only while the record is being made.
+        schema_version: The form the record was written in.
     """
 
     run_id: str
@@ -88,12 +101,15 @@ class Record:
     environment: Mapping[str, Mapping[str, str]]
     steps: tuple[StepResult, ...]
     observation: str = "pending"
+    campaign: tuple[Entry, ...] = ()
+    checklist: tuple[Box, ...] = ()
     verdict: Verdict | None = None
+    schema_version: int = SCHEMA_VERSION
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record as JSON-ready values."""
-        return {
-            "schema_version": SCHEMA_VERSION,
+        """Return the record as JSON-ready values, in the form it was written in."""
+        value: dict[str, Any] = {
+            "schema_version": self.schema_version,
             "run_id": self.run_id,
             "site": self.site,
             "started": self.started.astimezone(UTC).strftime(_TIME),
@@ -109,15 +125,22 @@ class Record:
             "observation": self.observation,
             "verdict": self.verdict.to_json() if self.verdict else None,
         }
+        if self.schema_version > 1:
+            value["campaign"] = [entry.to_json() for entry in self.campaign]
+            value["checklist"] = [box.to_json() for box in self.checklist]
+        return value
 
     @classmethod
     def from_json(cls, value: object, source: str = FILE_NAME) -> Record:
-        """Return the record in a JSON value; raises RunbookError when it is none of this version."""
-        if not isinstance(value, Mapping) or value.get("schema_version") != SCHEMA_VERSION:
-            raise _bad(source, "is no record of schema version 1")
+        """Return the record in a JSON value; raises RunbookError when it is none, or of a version not known here."""
+        if not isinstance(value, Mapping) or value.get("schema_version") not in _READABLE:
+            version = value.get("schema_version", "none") if isinstance(value, Mapping) else "none"
+            raise _bad(source, f"has schema version {version!r}", f"a record of schema version 1 to {SCHEMA_VERSION}")
         try:
-            verdict = value["verdict"]
+            verdict, version = value["verdict"], int(value["schema_version"])
+            newer = version > 1
             return cls(
+                schema_version=version,
                 run_id=str(value["run_id"]),
                 site=str(value["site"]),
                 started=_moment(value["started"]),
@@ -132,14 +155,21 @@ class Record:
                 environment=dict(value["environment"]),
                 steps=tuple(StepResult.from_json(step) for step in value["steps"]),
                 observation=str(value["observation"]),
+                campaign=tuple(Entry.from_json(entry) for entry in value["campaign"]) if newer else (),
+                checklist=tuple(Box.from_json(box) for box in value["checklist"]) if newer else (),
                 verdict=Verdict.from_json(verdict) if verdict else None,
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise _bad(source, f"does not hold together ({error!r})") from error
+            raise _bad(source, f"does not hold together ({error!r})", "a record this project wrote") from error
 
     def dumps(self) -> str:
-        """Return the record's text: keys sorted, two spaces, one newline at the end."""
-        return json.dumps(self.to_json(), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+        """Return the record's text: keys sorted, two spaces, one newline at the end.
+
+        What JSON or UTF-8 has no place for does not lose the run: a number that is not finite becomes null, half a
+        surrogate pair in an engine's answer is written as its escape.
+        """
+        text = json.dumps(_finite(self.to_json()), indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
+        return text.encode("utf-8", "backslashreplace").decode("utf-8") + "\n"
 
     def write(self, run_dir: Path) -> Path:
         """Write record.json into a run directory and return its path."""
@@ -160,14 +190,29 @@ def with_verdict(record: Record) -> Record:
     return replace(record, verdict=judge_steps(record.steps))
 
 
+def schema() -> dict[str, Any]:
+    """Return the record's JSON schema (draft 2020-12)."""
+    text = resources.files("kimi_runbook").joinpath("data", "record.schema.json").read_text(encoding="utf-8")
+    value: dict[str, Any] = json.loads(text)
+    return value
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
 def _moment(text: str) -> datetime:
     return datetime.strptime(text, _TIME).replace(tzinfo=UTC)
 
 
-def _bad(source: str, observed: str) -> RunbookError:
+def _bad(source: str, observed: str, expected: str) -> RunbookError:
     return RunbookError(
         where=source,
         observed=observed,
-        expected="a record this version wrote",
-        next_step="Run playbooks/accept.yml again, which writes a new one.",
+        expected=expected,
+        next_step="Run playbooks/accept.yml again, which writes a new one, or use the version that wrote it.",
     )

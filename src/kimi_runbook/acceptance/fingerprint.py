@@ -23,7 +23,7 @@ def fingerprint_of(context: Context) -> Fingerprint:
         },
         interconnect=plan.interconnect,
         parallelism=dict(plan.engine.parallelism),
-        nodes=plan.engine.nodes,
+        nodes=plan.engine.nodes if plan.hosts else None,
         block_size_tokens=geometry.block_size if geometry else None,
         retention=geometry.retention if geometry else None,
         prefix_caching=geometry.prefix_caching if geometry else None,

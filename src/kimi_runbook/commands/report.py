@@ -6,11 +6,10 @@ Exit code 0: the run was accepted; 1: the answer was no; 3: it was inconclusive.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 from kimi_runbook.commands import Commands
-from kimi_runbook.report import JUNIT, MARKDOWN, headline, regenerate, verdict_of
+from kimi_runbook.report import FORMS, headline, older, regenerate, verdict_of
 
 
 def register(commands: Commands) -> None:
@@ -22,14 +21,16 @@ def register(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the reports, print the headline, and return the verdict's exit code."""
+    """Write the reports, print the headline and every file written, and return the verdict's exit code."""
     record = regenerate(arguments.run_dir)
     verdict = verdict_of(record)
     if arguments.json:
-        print(json.dumps(record.to_json(), indent=2, sort_keys=True))
+        print(record.dumps(), end="")
     else:
         print(headline(record))
-        for name in (MARKDOWN, JUNIT):
+        if older(record):
+            print(older(record))
+        for name in FORMS:
             print(arguments.run_dir / name)
         print(f"next: {verdict.next_command}")
     return verdict.name.exit_code

@@ -1,0 +1,50 @@
+"""The report's files: written beside the record, and written again from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from kimi_runbook.errors import RunbookError
+from kimi_runbook.record import Record, load_record
+from kimi_runbook.report.as_html import html
+from kimi_runbook.report.as_junit import junit
+from kimi_runbook.report.as_markdown import markdown
+from kimi_runbook.report.as_prometheus import prometheus
+
+HTML = "report.html"
+MARKDOWN = "report.md"
+JUNIT = "junit.xml"
+PROMETHEUS = "metrics.prom"
+
+FORMS: Mapping[str, Callable[[Record], str]] = {
+    HTML: html,
+    MARKDOWN: markdown,
+    JUNIT: junit,
+    PROMETHEUS: prometheus,
+}
+"""Every file of a report, and what makes it from a record."""
+
+
+def write_reports(record: Record, run_dir: Path) -> tuple[Path, ...]:
+    """Write every form of the report into a run directory and return their paths."""
+    written = []
+    for name, make in FORMS.items():
+        path = run_dir / name
+        path.write_text(make(record), encoding="utf-8")
+        written.append(path)
+    return tuple(written)
+
+
+def regenerate(run_dir: Path) -> Record:
+    """Write a finished run's reports again from its record.json and return the record; raises RunbookError."""
+    if not run_dir.is_dir():
+        raise RunbookError(
+            where=str(run_dir),
+            observed="is no directory",
+            expected="a run directory with a record.json",
+            next_step="List runs with: ls runs",
+        )
+    record = load_record(run_dir)
+    write_reports(record, run_dir)
+    return record
