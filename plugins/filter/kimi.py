@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
 
 from kimi_runbook import engine_node, wishes
+from kimi_runbook.acceptance.completion import pending_run
 from kimi_runbook.driver_verdict import judge_driver
 from kimi_runbook.errors import RunbookError
 from kimi_runbook.snapshot import Snapshot
@@ -95,6 +97,7 @@ class FilterModule:
             "kimi_launch": _told(engine_node.node_launch),
             "kimi_launch_file": engine_node.launch_file,
             "kimi_loaded": _loaded,
+            "kimi_pending_run": _told(lambda runs_dir, run_id="": str(pending_run(Path(runs_dir), run_id))),
             "kimi_packages": wishes.packages,
             "kimi_units": wishes.units,
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -10,6 +11,7 @@ from importlib import metadata
 from kimi_runbook.commands import CANCELLED, UNUSABLE, register_all
 from kimi_runbook.errors import RunbookError
 
+_PIPE_CLOSED = 128 + 13  # what a shell reports for a program that SIGPIPE ended
 _EPILOG = "exit codes: 0 fine, 1 the answer is no, 2 usage or unreadable input, 3 inconclusive, 130 cancelled"
 
 
@@ -37,6 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("kimi-runbook: cancelled", file=sys.stderr)
         return CANCELLED
+    except BrokenPipeError:
+        # Whoever read the output has gone. Python flushes once more at its end, which must not fail a second time.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _PIPE_CLOSED
 
 
 def _version() -> str:

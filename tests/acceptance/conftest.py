@@ -9,24 +9,35 @@ interrupted, 4 usage (pytest's own).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 import testinfra
 
 from kimi_runbook.acceptance.chain import Chain
+from kimi_runbook.acceptance.completion import completed
 from kimi_runbook.acceptance.context import Context
 from kimi_runbook.acceptance.hosts import EngineHost
 from kimi_runbook.acceptance.plan import AcceptancePlan
 from kimi_runbook.acceptance.result import State
+from kimi_runbook.campaign.fill import with_campaign
 from kimi_runbook.errors import RunbookError
+from kimi_runbook.record import Record, load_record
 from kimi_runbook.report import headline, verdict_of, write_reports
 
 _HERE = Path(__file__).parent
 _INTERRUPTED, _NOTHING_LOOKED_AT = 130, 2
 _CHAIN = pytest.StashKey[Chain]()
 _PLAN = pytest.StashKey[AcceptancePlan]()
+_RECORD = pytest.StashKey[Record]()
+
+
+class Show(Protocol):
+    """Runs one step, or the drill of step 5, and fails with what did not pass."""
+
+    def __call__(self, step: int, *, drill: bool = False) -> None: ...
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,9 +57,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     except RunbookError as error:
         raise pytest.UsageError(str(error)) from error
     config.stash[_PLAN] = plan
-    left_out = [item for item in mine if _step_of(item) not in plan.steps]
+    left_out = [
+        item for item in mine if _step_of(item) not in plan.steps or (_is_drill(item) and not plan.peer_loss_drill)
+    ]
     config.hook.pytest_deselected(items=left_out)
-    items[:] = sorted((item for item in items if item not in left_out), key=_step_of)
+    items[:] = sorted(
+        (item for item in items if item not in left_out), key=lambda item: (_is_drill(item), _step_of(item))
+    )
 
 
 def _step_of(item: pytest.Item) -> int:
@@ -56,8 +71,13 @@ def _step_of(item: pytest.Item) -> int:
     return int(marker.args[0]) if marker else -1
 
 
+def _is_drill(item: pytest.Item) -> bool:
+    return item.get_closest_marker("drill") is not None
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "step(number): the step of the acceptance chain a test shows")
+    config.addinivalue_line("markers", "drill: takes the service down and restores it; run last, where the plan asks")
 
 
 @pytest.fixture(scope="session")
@@ -70,14 +90,16 @@ def chain(pytestconfig: pytest.Config) -> Iterator[Chain]:
 
 
 @pytest.fixture
-def show_step(chain: Chain) -> Callable[[int], None]:
+def show_step(chain: Chain) -> Show:
     """Run one step and fail with every check that did not pass.
 
     A step that was not run is skipped for pytest; record, report and exit status say that it is no pass.
     """
 
-    def show(step: int) -> None:
-        result = chain.run(step)
+    def show(step: int, *, drill: bool = False) -> None:
+        result = chain.run_drill() if drill else chain.run(step)
+        if result is None:
+            pytest.skip("NOT_RUN, which is no pass: a planned step does not hold, so nothing is taken down")
         if result.state is State.NOT_RUN:
             pytest.skip(f"NOT_RUN, which is no pass: {result.note}")
         told = "\n".join(f"{check.state} {check.sentence()}" for check in result.unmet())
@@ -93,10 +115,18 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         if exitstatus not in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.USAGE_ERROR):
             session.exitstatus = _NOTHING_LOOKED_AT
         return
+    plan = session.config.stash[_PLAN]
     record = chain.record()
-    run_dir = session.config.stash[_PLAN].run_dir
-    record.write(run_dir)
-    write_reports(record, run_dir)
+    record.write(plan.run_dir)
+    if plan.continues:
+        try:
+            earlier = AcceptancePlan.load(plan.continues / "acceptance.json")
+            record = with_campaign(completed(load_record(plan.continues), record), earlier)
+        except RunbookError as error:
+            raise pytest.UsageError(str(error)) from error
+        record.write(plan.continues)
+    session.config.stash[_RECORD] = record
+    write_reports(record, plan.continues or plan.run_dir)
     if exitstatus == pytest.ExitCode.INTERRUPTED:
         session.exitstatus = _INTERRUPTED
     elif exitstatus == pytest.ExitCode.INTERNAL_ERROR:
@@ -107,10 +137,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """End with the verdict, whatever pytest's own counts look like."""
-    chain = config.stash.get(_CHAIN, None)
-    if chain is None or not chain.started_any:
+    record = config.stash.get(_RECORD, None)
+    if record is None:
         return
-    record = chain.record()
     verdict = verdict_of(record)
     terminalreporter.section("acceptance")
     for step in record.steps:
@@ -118,5 +147,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     terminalreporter.line(headline(record))
     for reason in verdict.reasons:
         terminalreporter.line(f"  because {reason.text}")
-    terminalreporter.line(f"report: {config.stash[_PLAN].run_dir / 'report.md'}")
+    plan = config.stash[_PLAN]
+    terminalreporter.line(f"report: {(plan.continues or plan.run_dir) / 'report.md'}")
     terminalreporter.line(f"next: {verdict.next_command}")

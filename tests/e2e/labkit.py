@@ -70,12 +70,16 @@ def _message(result: Mapping[str, Any]) -> str:
     return "\n".join([str(result.get("msg", "")), str(result.get("stderr", "")), *looped])
 
 
+# The lab's inventory asks for the peer-loss drill and a minute of observation; most tests are about something else.
+QUICK = {"acceptance_peer_loss_drill": False, "acceptance_observe_s": 0}
+
+
 def play(playbook: str, tmp_path: Path, *, check: bool = False, limit: str | None = None, **extra: Any) -> Outcome:
-    """Run one playbook on the lab's inventory with extra variables."""
+    """Run one playbook on the lab's inventory with extra variables; ``QUICK`` unless they say otherwise."""
     outcome = Outcome()
     (tmp_path / "runner").mkdir(exist_ok=True)
     variables = tmp_path / "extra-vars.json"
-    variables.write_text(json.dumps({"runs_dir": str(tmp_path / "runs"), **extra}), encoding="utf-8")
+    variables.write_text(json.dumps({"runs_dir": str(tmp_path / "runs"), **QUICK, **extra}), encoding="utf-8")
     command = [f"--extra-vars=@{variables}"] + (["--check"] if check else [])
     runner = ansible_runner.run(
         private_data_dir=str(tmp_path / "runner"),

@@ -6,6 +6,7 @@ import json
 import re
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 from labkit import HOSTS, Shell, newest_record, play
@@ -13,8 +14,13 @@ from labkit import HOSTS, Shell, newest_record, play
 pytestmark = pytest.mark.lab
 
 
+def figures(record: dict[str, Any], name: str) -> dict[str, Any]:
+    """The figures of one step, which has to be in the record."""
+    return dict(next(step for step in record["steps"] if step["name"] == name)["figures"])
+
+
 def test_site_takes_bare_hosts_to_accept(tmp_path: Path, shell: Shell) -> None:
-    outcome = play("site.yml", tmp_path)
+    outcome = play("site.yml", tmp_path, acceptance_peer_loss_drill=True, acceptance_observe_s=60)
     assert outcome.rc == 0, outcome.messages
     assert outcome.seen >= HOSTS
     assert all("activate | Reboot" in outcome.changed[host] for host in HOSTS)
@@ -22,7 +28,14 @@ def test_site_takes_bare_hosts_to_accept(tmp_path: Path, shell: Shell) -> None:
     assert record["verdict"]["name"] == "accept"
     assert record["simulated"] == ["GPUs"]
     assert {step["state"] for step in record["steps"]} <= {"PASS", "WARN"}
-    for name in ("report.md", "junit.xml", "plan.json", "findings.json"):
+    assert record["observation"] == "complete"
+    loss = figures(record, "multi-node")["peer_loss"]
+    assert (loss["killed_host"], loss["named_host"]) == ("k3-b", "k3-b")
+    assert "gloo" in loss["cause"]
+    assert loss["noticed_s"] < 60
+    assert loss["restored_s"] > 0
+    assert figures(record, "short request")["abilities"]["tools"] == "valid"
+    for name in ("report.html", "report.md", "junit.xml", "metrics.prom", "plan.json", "findings.json"):
         assert list((tmp_path / "runs").glob(f"*/{name}")), name
 
 
@@ -32,6 +45,20 @@ def test_a_second_run_changes_nothing(tmp_path: Path) -> None:
     assert outcome.changed == {}
     assert outcome.seen >= HOSTS
     assert newest_record(tmp_path)["verdict"]["name"] == "accept"
+
+
+def test_an_observation_completes_the_record_of_the_run(tmp_path: Path) -> None:
+    assert play("playbooks/accept.yml", tmp_path).rc == 0
+    accepted = newest_record(tmp_path)
+    assert accepted["observation"] == "pending"
+    outcome = play("playbooks/observe.yml", tmp_path, acceptance_observe_s=30)
+    assert outcome.rc == 0, outcome.messages
+    completed = json.loads((tmp_path / "runs" / accepted["run_id"] / "record.json").read_text(encoding="utf-8"))
+    assert completed["observation"] == "complete"
+    assert completed["verdict"]["name"] == "accept"
+    assert [step["step"] for step in completed["steps"]] == [0, 1, 2, 3, 4, 5, 6]
+    again = play("playbooks/observe.yml", tmp_path, acceptance_observe_s=30)
+    assert "no accepted run waits for its observation" in again.messages
 
 
 def test_rank_1_runs_on_the_second_host_from_the_locked_digest(shell: Shell, lock_text: str) -> None:
@@ -73,11 +100,7 @@ def test_another_block_size_changes_the_expected_hits_and_still_agrees(tmp_path:
     finally:
         assert play("playbooks/serve.yml", tmp_path).rc == 0  # back to the inventory's block size
     assert outcome.rc == 0, outcome.messages
-    shared = [
-        next(step for step in newest_record(path)["steps"] if step["name"] == "shared prefix")
-        for path in (first, second)
-    ]
-    assert all(step["state"] == "PASS" for step in shared)
-    expected = [step["figures"]["expected_hit_tokens"] for step in shared]
-    assert [step["figures"]["hit_tokens"] for step in shared] == expected
+    shared = [figures(newest_record(path), "shared prefix") for path in (first, second)]
+    expected = [one["expected_hit_tokens"] for one in shared]
+    assert [one["hit_tokens"] for one in shared] == expected
     assert expected[0] != expected[1]

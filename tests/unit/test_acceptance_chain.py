@@ -8,7 +8,8 @@ import pytest
 from kimi_runbook.acceptance import step0_host
 from kimi_runbook.acceptance.chain import STEPS, Chain
 from kimi_runbook.acceptance.context import Context
-from kimi_runbook.acceptance.prompts import LengthError, chat, fit, words
+from kimi_runbook.acceptance.interrupted import StepInterruptedError
+from kimi_runbook.acceptance.progress import Progress
 from kimi_runbook.acceptance.result import Check, State, StepResult, worst
 from kimi_runbook.environment import reportable
 from kimi_runbook.verdict import VerdictName
@@ -32,7 +33,7 @@ def chain_of(run_dir: Path, **states: State) -> Chain:
 @pytest.mark.parametrize("state", [State.FAIL, State.INCONCLUSIVE])
 def test_nothing_stands_on_a_layer_that_does_not_hold(state: State, tmp_path: Path) -> None:
     chain = chain_of(tmp_path, s1=state)
-    states = [chain.run(step).state for step in STEPS]
+    states = [chain.run(step).state for step in range(6)]
     assert states == [State.PASS, state, *[State.NOT_RUN] * 4]
     assert f"step 1 (start) is {state}" in chain.run(2).note
     assert chain.record().verdict is not None
@@ -40,7 +41,7 @@ def test_nothing_stands_on_a_layer_that_does_not_hold(state: State, tmp_path: Pa
 
 def test_a_warning_lets_the_next_layer_run(tmp_path: Path) -> None:
     chain = chain_of(tmp_path, s1=State.WARN)
-    assert [chain.run(step).state for step in STEPS][2:] == [State.PASS] * 4
+    assert [chain.run(step).state for step in range(6)][2:] == [State.PASS] * 4
 
 
 def test_a_planned_step_nobody_asked_for_is_not_run_and_no_pass(tmp_path: Path) -> None:
@@ -62,6 +63,38 @@ def test_a_step_is_run_once(tmp_path: Path) -> None:
     assert chain.run(0) is chain.run(0)
 
 
+def test_an_interrupted_step_is_in_the_record(tmp_path: Path) -> None:
+    def interrupted(_: Context) -> StepResult:
+        raise KeyboardInterrupt
+
+    chain = Chain(context("http://127.0.0.1:1", tmp_path, *nodes()), {0: interrupted})
+    with pytest.raises(KeyboardInterrupt):
+        chain.run(0)
+    step = chain.record().steps[0]
+    assert (step.state, step.note) == (State.INCONCLUSIVE, "interrupted")
+
+
+def test_what_an_interrupted_step_had_found_is_kept(tmp_path: Path) -> None:
+    partial = ending(State.INCONCLUSIVE)(context("http://127.0.0.1:1", tmp_path, *nodes()))
+
+    def interrupted(_: Context) -> StepResult:
+        raise StepInterruptedError(partial)
+
+    chain = Chain(context("http://127.0.0.1:1", tmp_path, *nodes()), {0: interrupted})
+    with pytest.raises(KeyboardInterrupt):
+        chain.run(0)
+    assert chain.record().steps[0].checks == partial.checks
+
+
+def test_steps_are_timed_and_told(tmp_path: Path) -> None:
+    site = context("http://127.0.0.1:1", tmp_path, *nodes())
+    told: list[Progress] = []
+    site.listener = told.append
+    result = Chain(site, {0: ending(State.PASS)}).run(0)
+    assert {"wall_s", "in_flight_s"} <= set(result.figures)
+    assert [(one.step, one.what) for one in told] == [(0, "begins"), (0, "PASS")]
+
+
 def test_a_defect_of_the_chain_is_in_the_record_and_not_hidden(tmp_path: Path) -> None:
     def broken(_: Context) -> StepResult:
         raise ZeroDivisionError("division by zero")
@@ -80,17 +113,18 @@ def test_the_whole_chain_accepts_a_healthy_site(tmp_path: Path, monkeypatch: pyt
         moved = iter((0, 500_000, 500_100))
         host.moved = lambda moved=moved: next(moved)  # type: ignore[misc] # binds each host's own readings
     with FakeEngine() as engine:
-        chain = Chain(context(engine.url, tmp_path, *hosts))
+        chain = Chain(context(engine.url, tmp_path, *hosts, steps=tuple(STEPS), observe_s=60))
         for step in STEPS:
             assert chain.run(step).state is State.PASS, chain.run(step).unmet()
     record = chain.record()
     assert record.verdict is not None
     assert record.verdict.name is VerdictName.ACCEPT
-    assert record.observation == "pending"
+    assert record.observation == "complete"
     assert (record.fingerprint.driver, record.fingerprint.block_size_tokens) == ("580.178.04", 64)
     assert record.fingerprint.image_digest == "sha256:" + "a" * 64
     assert record.fingerprint.engine_version == "0.32.0"
-    assert len(record.expectation) == 3
+    assert {"too-short", "short-suffix"} <= {str(item["family"]) for item in record.expectation}
+    assert (record.campaign != (), len(record.checklist)) == (True, 10)
     assert record.environment["k3-a"] == {"HF_HUB_OFFLINE": "1", "VLLM_HOST_IP": "172.31.240.11"}
 
 
@@ -109,16 +143,6 @@ def test_two_runs_of_one_plan_have_the_same_request_set(tmp_path: Path) -> None:
 def test_worst_of_nothing_is_not_run() -> None:
     assert worst([]) is State.NOT_RUN
     assert worst([State.PASS, State.WARN, State.INCONCLUSIVE, State.FAIL]) is State.FAIL
-
-
-def test_prompts_have_the_wanted_length() -> None:
-    def tokenize(messages: list[dict[str, object]]) -> list[int]:
-        return list("".join(str(message["content"]) for message in messages).encode())
-
-    _, tokens = fit(tokenize, lambda n: chat(words("salt", n), "Why?"), at_least=300, at_most=330)
-    assert 300 <= len(tokens) <= 330
-    with pytest.raises(LengthError, match="wanted 1 to 2"):
-        fit(tokenize, lambda n: chat(words("salt", n), "Why?"), at_least=1, at_most=2)
 
 
 def test_only_listed_variables_are_written() -> None:

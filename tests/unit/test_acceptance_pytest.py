@@ -46,15 +46,17 @@ def test_a_healthy_endpoint_is_accepted(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
     assert record_of(tmp_path)["verdict"]["name"] == "accept"  # type: ignore[index] # JSON
     assert "verdict: accept · simulated GPUs · not planned: 0 host, 1 start, 5 multi-node" in done.stdout
-    assert "3 passed, 3 deselected" in done.stdout
-    assert {"record.json", "report.md", "junit.xml", "expectation.json"} <= {file.name for file in tmp_path.iterdir()}
+    assert "3 passed, 5 deselected" in done.stdout
+    assert {"record.json", "report.html", "report.md", "junit.xml", "metrics.prom", "expectation.json"} <= {
+        file.name for file in tmp_path.iterdir()
+    }
 
 
 @pytest.mark.parametrize(
     ("fault", "code", "states"),
     [
         pytest.param(Fault.STREAM_CUT, 1, ["FAIL", "NOT_RUN", "NOT_RUN"], id="rejected"),
-        pytest.param(Fault.RECURRENT, 3, ["PASS", "INCONCLUSIVE", "NOT_RUN"], id="inconclusive"),
+        pytest.param(Fault.OTHER_TRAFFIC, 3, ["PASS", "INCONCLUSIVE", "NOT_RUN"], id="inconclusive"),
     ],
 )
 def test_the_verdict_is_the_exit_status(fault: Fault, code: int, states: list[str], tmp_path: Path) -> None:

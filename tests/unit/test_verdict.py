@@ -28,9 +28,17 @@ def passes(*numbers: int) -> list[StepResult]:
         (3, "prefix-caching-on", VerdictName.TUNE),
         (3, "block-fits-context", VerdictName.TUNE),
         (3, "second.counted-hits", VerdictName.TUNE),
-        (3, "second.cached-tokens", VerdictName.MIGRATE),
-        (4, "streams-complete", VerdictName.FIX_ENVIRONMENT),
+        (3, "cached-tokens", VerdictName.MIGRATE),
+        (2, "tool-call", VerdictName.TUNE),
+        (2, "tool-call-schema", VerdictName.MIGRATE),
+        (4, "nominal.streams-complete", VerdictName.FIX_ENVIRONMENT),
+        (4, "peak.streams-complete", VerdictName.EXTEND),
+        (4, "c2.out-of-memory", VerdictName.TUNE),
+        (6, "hits-keep-coming", VerdictName.TUNE),
+        (6, "no-restart", VerdictName.FIX_ENVIRONMENT),
         (5, "k3-b.traffic", VerdictName.FIX_ENVIRONMENT),
+        (3, "witnesses-agree", VerdictName.MIGRATE),
+        (3, "counters-move", VerdictName.FIX_ENVIRONMENT),
         (3, "something-new", VerdictName.FIX_ENVIRONMENT),
     ],
 )
@@ -45,9 +53,9 @@ def test_a_failed_check_decides(number: int, check: str, name: VerdictName) -> N
 
 
 def test_hits_and_answers_both_wrong_is_the_cache_and_not_the_version() -> None:
-    verdict = judge_steps([step(3, State.FAIL, "second.cached-tokens", "second.counted-hits")])
+    verdict = judge_steps([step(3, State.FAIL, "cached-tokens", "second.counted-hits")])
     assert verdict.name is VerdictName.TUNE
-    assert {reason.check for reason in verdict.reasons} == {"second.cached-tokens", "second.counted-hits"}
+    assert {reason.check for reason in verdict.reasons} == {"cached-tokens", "second.counted-hits"}
 
 
 def test_everything_passed_is_accepted() -> None:
@@ -55,7 +63,9 @@ def test_everything_passed_is_accepted() -> None:
     assert (verdict.name, verdict.advice, verdict.name.exit_code) == (VerdictName.ACCEPT, (), 0)
 
 
-@pytest.mark.parametrize(("check", "advice"), [("no-preemption", "tune"), ("kv-headroom", "extend")])
+@pytest.mark.parametrize(
+    ("check", "advice"), [("no-preemption", "tune"), ("peak.no-preemption", "extend"), ("kv-headroom", "extend")]
+)
 def test_a_warning_is_advice_and_no_refusal(check: str, advice: str) -> None:
     verdict = judge_steps([*passes(2, 3), step(4, State.WARN, check)])
     assert (verdict.name, verdict.advice) == (VerdictName.ACCEPT, (advice,))

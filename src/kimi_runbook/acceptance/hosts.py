@@ -92,6 +92,24 @@ def parse_container(text: str) -> Container:
         raise HostError(f"docker inspect answered something else than a container ({error!r})") from error
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeMemory:
+    """What the engine holds on one node.
+
+    Attributes:
+        gpu_used_mib: Memory in use on each GPU, in MiB, by index; None where nvidia-smi does not say.
+        engine_rss_bytes: Resident memory of the container's processes, added up; what two of them share counts twice.
+    """
+
+    gpu_used_mib: list[int] | None
+    engine_rss_bytes: int | None
+
+
+def _numbers(words: Sequence[str]) -> list[int] | None:
+    """Return the numbers, or None when there are none or something else is among them."""
+    return [int(word) for word in words] if words and all(word.isdecimal() for word in words) else None
+
+
 class EngineHost:
     """One node and the questions the chain has for it."""
 
@@ -119,6 +137,49 @@ class EngineHost:
     def driver_loaded(self) -> str:
         """Return the version of the loaded nvidia module."""
         return self._ask("cat /sys/module/nvidia/version").strip()
+
+    def memory(self, container: str) -> NodeMemory:
+        """Return what the engine holds on this node, in one round trip; a part that cannot be had is None."""
+        asked = self._ask(
+            "nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits; echo --; docker top %s -eo pid,rss",
+            container,
+        )
+        gpus, _, processes = asked.partition("--\n")
+        rows = [row.split() for row in processes.splitlines()[1:]]  # the first row is the heading
+        kib = _numbers([row[1] for row in rows if len(row) == 2])  # ps counts KiB
+        return NodeMemory(
+            gpu_used_mib=_numbers(gpus.split()),
+            engine_rss_bytes=None if kib is None else 1024 * sum(kib),
+        )
+
+    def kill(self, container: str) -> None:
+        """Kill a container's processes at once, as a lost node would end them."""
+        self._ask("docker kill --signal KILL %s", container)
+
+    def stop_unit(self, unit: str) -> None:
+        """Stop a unit and wait until it has stopped."""
+        self._ask("systemctl stop %s", unit)
+
+    def start_unit(self, unit: str) -> None:
+        """Start a unit; a container's unit counts as started before the engine in it is ready."""
+        self._ask("systemctl reset-failed %s", unit)
+        self._ask("systemctl start %s", unit)
+
+    def unit_state(self, unit: str) -> str:
+        """Return systemd's word for a unit's state, e.g. ``active`` or ``failed``."""
+        return self._ask("systemctl show --property ActiveState --value %s", unit).strip()
+
+    def unit_log_since(self, unit: str, since: str) -> list[str]:
+        """Return what a unit wrote to the journal since a moment (``@`` and seconds of the Unix epoch)."""
+        return self._ask("journalctl --unit %s --since %s --output cat --no-pager --quiet", unit, since).splitlines()
+
+    def epoch_s(self) -> float:
+        """Return the node's own clock, in seconds of the Unix epoch: journals are asked by it."""
+        text = self._ask("date -u +%s.%N").strip()
+        try:
+            return float(text)
+        except ValueError as error:
+            raise HostError(f"date on {self.name} answered {text[:40]!r}") from error
 
     def unit_restarts(self, unit: str) -> int:
         """Return how often systemd has restarted a unit by itself."""

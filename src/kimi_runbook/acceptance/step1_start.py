@@ -40,7 +40,7 @@ def run(context: Context) -> StepResult:
         if host.plan.rank == 0:
             checks.append(_ready_line(name, log))
         phases[name] = seconds_into(log, container.started_at)
-    return StepResult.of(STEP, NAME, checks, {"phases_s": phases})
+    return StepResult.of(STEP, NAME, checks, {"phases_s": phases, "memory": context.memory()})
 
 
 def node_log(context: Context, host: EngineHost) -> EngineLog:
