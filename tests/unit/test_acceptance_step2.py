@@ -27,7 +27,7 @@ TOOL = settings().fields("tools").fields("tool").mapping()
 
 
 def asked(engine: FakeEngine, run_dir: Path, *, timeout_s: float = 5.0, **limits: Any) -> Context:
-    engine.token_delay_s = 0.002
+    engine.token_delay_s = 0.008 if Fault.STREAM_BUFFERED in engine.faults else 0.002
     run = context(engine.url, run_dir, steps=(2, 3, 4), model_limits={"max_tokens": 16} | limits)
     run.client = EngineClient(engine.url, timeout_s=timeout_s)
     return run

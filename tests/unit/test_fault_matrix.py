@@ -159,7 +159,8 @@ def drive(engine: FakeEngine, run_dir: Path) -> Driven:
     engine.first_token_delay_s = 0.08 if Fault.SLOW_FIRST_TOKEN in engine.faults else 0.0
     chain = Chain(asked)
     for step in STEPS:
-        engine.token_delay_s = 0.005 if step == 4 else 0.0012  # step 4 needs time to sample in
+        slow = step == 4 or Fault.STREAM_BUFFERED in engine.faults  # step 4 needs time to sample in
+        engine.token_delay_s = 0.008 if slow else 0.0012
         chain.run(step)
     record = chain.record()
     assert record.verdict is not None

@@ -10,6 +10,7 @@ from kimi_runbook.acceptance.client import Answer, EngineClient
 from kimi_runbook.acceptance.http import EngineError
 from kimi_runbook.acceptance.result import Check, State, verify
 from kimi_runbook.acceptance.short_request.look import LOG, Look, settings
+from kimi_runbook.reading import Fields
 
 _BUFFER = "Something between engine and client collects the stream: switch off its response buffering."
 
@@ -124,7 +125,7 @@ def judge_stream(kind: Kind, answer: Answer, whole: Answer | None, limit: int) -
             next_step="Look for other load, a queue or a late compilation: vllm:num_requests_waiting, the log.",
             otherwise=State.WARN,
         ),
-        _in_pieces(kind, answer, rules.integer("least_tokens"), rules.number("at_once_s")),
+        _in_pieces(kind, answer, rules),
     ]
     return checks if whole is None else [_same_meaning(kind, answer, whole, limit), *checks]
 
@@ -171,11 +172,15 @@ def _same_meaning(kind: Kind, answer: Answer, whole: Answer, limit: int) -> Chec
     )
 
 
-def _in_pieces(kind: Kind, answer: Answer, least_tokens: int, at_once_s: float) -> Check:
-    """A stream of many tokens in one chunk, or with all chunks at one moment, was held back on its way."""
+def _in_pieces(kind: Kind, answer: Answer, rules: Fields) -> Check:
+    """A stream of many tokens in one chunk, or with all chunks at one moment, was held back on its way.
+
+    An answer that is over at once says nothing: a busy machine wakes the reader when all of it has come.
+    """
     tokens = answer.usage.completion_tokens if answer.usage else answer.chunks
     widest_s = max(answer.gaps_s, default=0.0)
-    came_at_once = tokens >= least_tokens and (answer.chunks <= 1 or widest_s < at_once_s)
+    telling = tokens >= rules.integer("least_tokens") and answer.total_s >= rules.number("least_total_s")
+    came_at_once = telling and (answer.chunks <= 1 or widest_s < rules.number("at_once_s"))
     return verify(
         f"{kind.name}-in-pieces",
         not came_at_once,

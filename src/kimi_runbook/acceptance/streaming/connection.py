@@ -19,7 +19,7 @@ from typing import Any
 from kimi_runbook.acceptance.streaming.stamps import SPACE, ask_for_stamps, stamp_ns
 from kimi_runbook.acceptance.streaming.wire import WireError, parse_head, request_bytes
 
-READ_SIZE = 64 * 1024
+READ_SIZE = 16 * 1024
 _NS = 1_000_000_000
 
 Address = tuple[int, Any]

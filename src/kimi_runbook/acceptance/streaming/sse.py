@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from kimi_runbook.acceptance.streaming.wire import BodyDecoder, Head, IncompleteError, Read
+
+_ONE_EVENT = re.compile(rb"([0-9A-Fa-f]{1,8})\r\ndata: ([^\r\n]*)\n\n\r\n")
+_AROUND = len(b"data: \n\n")
 
 DONE = b"[DONE]"
 """Data of the event that ends a stream of the OpenAI API."""
@@ -30,18 +34,17 @@ class EventParser:
         self._data: list[bytes] = []
         self._name = b""
 
-    def feed(self, body: bytes) -> list[tuple[bytes, bytes]]:
-        """Return name (empty when it has none) and data of the events that these bytes complete."""
-        whole = body[:6] == b"data: " and body[-2:] == b"\n\n" and body.find(b"\n") == len(body) - 2
-        if whole and b"\r" not in body and not (self._rest or self._data or self._name):
-            return [(b"", body[6:-2])]  # as vLLM writes them: one event of one line per read
-        return self._lines(body)
+    @property
+    def between_events(self) -> bool:
+        """Whether nothing of an event has come yet."""
+        return not (self._rest or self._data or self._name)
 
     def finish(self) -> list[tuple[bytes, bytes]]:
         """Return the event whose closing blank line did not come before the body's end, if there is one."""
-        return self._lines(b"\n\n" if self._rest else b"\n")
+        return self.feed(b"\n\n" if self._rest else b"\n")
 
-    def _lines(self, body: bytes) -> list[tuple[bytes, bytes]]:
+    def feed(self, body: bytes) -> list[tuple[bytes, bytes]]:
+        """Return name (empty when it has none) and data of the events that these bytes complete."""
         *lines, self._rest = (self._rest + body).split(b"\n")
         events = []
         for line in lines:
@@ -69,6 +72,13 @@ def events(head: Head, reads: Iterable[Read]) -> Iterator[Event]:
     done, count = False, 0
     for read in reads:
         last = read
+        # As vLLM writes them: a read is one chunk, a chunk is one event, an event is one line. Same result, half the time.
+        match = _ONE_EVENT.fullmatch(read[-1]) if parser.between_events else None
+        if match is not None and decoder.skip_chunk(int(match[1], 16), len(match[2]) + _AROUND):
+            count += 1
+            done = done or match[2] == DONE
+            yield Event(b"", match[2], read)
+            continue
         for name, data in parser.feed(decoder.feed(read[-1])):
             count += 1
             done = done or data == DONE

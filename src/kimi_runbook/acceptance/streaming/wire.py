@@ -166,7 +166,7 @@ class BodyDecoder:
             self.excess += len(data)
             return b""
         if self._chunked:
-            body = self._whole_chunk(data) or self._chunks(data)
+            body = self._chunks(data)
         else:
             body = data if self._length is None else data[: self._length - self._taken]
             self.excess += len(data) - len(body)
@@ -175,24 +175,19 @@ class BodyDecoder:
             self.complete = self._taken >= self._length
         return body
 
+    def skip_chunk(self, told: int, size: int) -> bool:
+        """Pass over a whole chunk that the caller has found to be so long; False when it is not told so or does not fit."""
+        if self._stage != "size" or self._pending or not self._chunked or self.complete or told != size or not size:
+            return False
+        self._taken += size
+        return True
+
     def finish(self) -> None:
         """Say that the connection was closed; raises IncompleteError when the body had not ended."""
         if self.complete or not (self._chunked or self._length is not None):
             return
         announced = "without the final chunk" if self._chunked else f"of the {self._length} announced"
         raise IncompleteError(f"{self._taken} bytes of the body came, {announced}")
-
-    def _whole_chunk(self, data: bytes) -> bytes:
-        """Return the one chunk that a read consists of, as servers that stream write them; empty when it is not so."""
-        if self._stage != "size" or self._pending:
-            return b""
-        match = _SIZE.match(data)
-        if match is None:
-            return b""
-        start, size = match.end(), int(match[1], 16)
-        if size == 0 or len(data) != start + size + 2 or not data.endswith(b"\r\n"):
-            return b""
-        return data[start:-2]
 
     def _chunks(self, data: bytes) -> bytes:
         rest, at, body = self._pending + data, 0, []
