@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv lint prerequisites unit docs lab lab-status lab-down molecule e2e test test-full clean
+.PHONY: help venv lint prerequisites unit docs lab lab-status lab-down molecule e2e bench test test-full clean
 
 help: ## Show every target with what it does
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,7 +29,7 @@ lint: venv ## Run ruff, mypy --strict, yamllint and ansible-lint (production)
 prerequisites: venv ## Install what the lab and its tests need from Debian, or name it
 	$(BIN)/python -m lab prerequisites
 
-unit: venv ## Run the unit tests (seconds, no containers)
+unit: venv ## Run the unit tests (minutes, no containers)
 	$(BIN)/python -m pytest tests/unit
 
 docs: venv ## Write the roles' README files from their argument specs
@@ -50,13 +50,16 @@ molecule: venv ## Run `molecule test -s site`: the same playbooks from bare lab 
 e2e: venv ## Run playbooks on the lab through ansible-runner: drift restored, faults stopped
 	$(BIN)/python -m pytest tests/e2e
 
+bench: venv ## Measure the client against a server that does nothing (about a minute; docs/performance.md)
+	$(BIN)/python -m tests.bench.client_lag
+
 test: lint prerequisites unit ## What CI runs: lint, unit tests, the site scenario, end-to-end tests (under 40 minutes)
 	$(MAKE) molecule
-	$(BIN)/python -m pytest tests/unit tests/e2e -m "not full"
+	$(BIN)/python -m pytest tests/e2e -m "not full"
 
 test-full: lint prerequisites unit ## Everything, slow cases included
 	$(MAKE) molecule
-	$(BIN)/python -m pytest tests/unit tests/e2e
+	$(BIN)/python -m pytest tests/e2e
 
 clean: ## Remove caches of the test tools; neither the venv nor the lab
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .ansible build
