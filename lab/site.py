@@ -225,7 +225,7 @@ def finish(places: Places, outcome: Outcome, started: float) -> list[str]:
             next_step=f"Look at the events in {log}.",
         )
     content = json.loads(record.read_text())
-    lines = closing_lines(content, record.with_name("report.md"), time.time() - started)
+    lines = closing_lines(content, record.with_name("report.html"), time.time() - started)
     if (content.get("verdict") or {}).get("name") != "accept":
         raise RunbookError(
             where=str(record),
