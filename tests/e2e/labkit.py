@@ -70,16 +70,25 @@ def _message(result: Mapping[str, Any]) -> str:
     return "\n".join([str(result.get("msg", "")), str(result.get("stderr", "")), *looped])
 
 
-# The lab's inventory asks for the peer-loss drill and a minute of observation; most tests are about something else.
-QUICK = {"acceptance_peer_loss_drill": False, "acceptance_observe_s": 0}
+# The lab's inventory asks for the peer-loss drill, a minute of observation, tool calls and six streams; most tests are
+# about something else.
+QUICK = {
+    "acceptance_peer_loss_drill": False,
+    "acceptance_observe_s": 0,
+    "acceptance_abilities": {"tools": "off"},
+    "acceptance_concurrency": 2,
+    "acceptance_peak_concurrency": 2,
+}
+AS_INVENTORIED = dict.fromkeys(QUICK)
 
 
 def play(playbook: str, tmp_path: Path, *, check: bool = False, limit: str | None = None, **extra: Any) -> Outcome:
-    """Run one playbook on the lab's inventory with extra variables; ``QUICK`` unless they say otherwise."""
+    """Run one playbook on the lab's inventory with extra variables; ``QUICK`` but for those given, None for none."""
     outcome = Outcome()
     (tmp_path / "runner").mkdir(exist_ok=True)
     variables = tmp_path / "extra-vars.json"
-    variables.write_text(json.dumps({"runs_dir": str(tmp_path / "runs"), **QUICK, **extra}), encoding="utf-8")
+    given = {name: value for name, value in {**QUICK, **extra}.items() if value is not None}
+    variables.write_text(json.dumps({"runs_dir": str(tmp_path / "runs"), **given}), encoding="utf-8")
     command = [f"--extra-vars=@{variables}"] + (["--check"] if check else [])
     runner = ansible_runner.run(
         private_data_dir=str(tmp_path / "runner"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from labkit import HOSTS, Shell, newest_record, play
+from labkit import AS_INVENTORIED, HOSTS, Shell, newest_record, play
 
 pytestmark = pytest.mark.lab
 
@@ -20,7 +20,7 @@ def figures(record: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def test_site_takes_bare_hosts_to_accept(tmp_path: Path, shell: Shell) -> None:
-    outcome = play("site.yml", tmp_path, acceptance_peer_loss_drill=True, acceptance_observe_s=60)
+    outcome = play("site.yml", tmp_path, **AS_INVENTORIED)
     assert outcome.rc == 0, outcome.messages
     assert outcome.seen >= HOSTS
     assert all("activate | Reboot" in outcome.changed[host] for host in HOSTS)

@@ -3,6 +3,7 @@
 import contextlib
 import select
 import socket
+import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from scripted_server import (
     LAST_CHUNK,
     STREAM_HEAD,
     Ca,
+    Script,
     ScriptedServer,
     answering,
     chunk,
@@ -163,35 +165,48 @@ def test_http_goes_through_a_proxy_in_absolute_form() -> None:
     assert b"Host: engine.invalid:8000" in lines
 
 
+def tunnel(port: int, asked: list[bytes], *, wait_s: float = 0) -> Script:
+    """Return a proxy's script that connects to a port, whatever it is asked for, and carries bytes both ways."""
+
+    def script(sock: socket.socket) -> None:
+        asked.append(read_request(sock)[0].split(b"\r\n")[0])
+        time.sleep(wait_s)
+        sock.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        with socket.create_connection(("127.0.0.1", port)) as onward:
+            while True:
+                ready, _, _ = select.select([sock, onward], [], [])
+                for source in ready:
+                    data = source.recv(65536)
+                    if not data:
+                        return
+                    (onward if source is sock else sock).sendall(data)
+
+    return script
+
+
 def test_https_goes_through_a_proxy_as_a_tunnel(ca: Ca) -> None:
     asked: list[bytes] = []
-
-    with ScriptedServer(answering(VERSION, STREAM), tls=ca.server) as server:
-
-        def proxy(sock: socket.socket) -> None:
-            asked.append(read_request(sock)[0].split(b"\r\n")[0])
-            sock.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
-            with socket.create_connection(("127.0.0.1", server.port)) as onward:
-                onward.setblocking(False)
-                sock.setblocking(False)
-                _carry(sock, onward)
-
-        with ScriptedServer(proxy) as hop:
-            access = Access(ca_file=str(ca.file), proxy=hop.url)
-            client = EngineClient(server.url, timeout_s=5, access=access)
-            assert client.version() == "0.32.0"
-            assert client.stream_chat(CHAT).text == "Hello"
+    with (
+        ScriptedServer(answering(VERSION, STREAM), tls=ca.server) as server,
+        ScriptedServer(tunnel(server.port, asked)) as hop,
+    ):
+        client = EngineClient(server.url, timeout_s=5, access=Access(ca_file=str(ca.file), proxy=hop.url))
+        assert client.version() == "0.32.0"
+        assert client.stream_chat(CHAT).text == "Hello"
     assert asked == [b"CONNECT 127.0.0.1:%d HTTP/1.1" % server.port]
 
 
-def _carry(one: socket.socket, other: socket.socket) -> None:
-    while True:
-        ready, _, _ = select.select([one, other], [], [])
-        for source in ready:
-            data = source.recv(65536)
-            if not data:
-                return
-            (other if source is one else one).sendall(data)
+def test_a_connection_closed_before_the_common_start_is_opened_again(ca: Ca) -> None:
+    """The first connection stands and is closed while the second one is still being opened."""
+    with (
+        ScriptedServer(answering(STREAM), tls=ca.server) as good,
+        ScriptedServer(answering(), tls=ca.server) as closing,
+        ScriptedServer(tunnel(closing.port, []), tunnel(good.port, [], wait_s=0.5), tunnel(good.port, [])) as hop,
+    ):
+        client = EngineClient(good.url, timeout_s=10, access=Access(ca_file=str(ca.file), proxy=hop.url))
+        load = client.run([PLANNED] * 2, concurrency=2)
+    assert [str(outcome.error) for outcome in load.outcomes if outcome.error] == []
+    assert (closing.connections, good.connections, load.most_in_flight) == (1, 2, 2)
 
 
 @pytest.mark.parametrize(
@@ -239,6 +254,7 @@ def test_a_proxy_that_cannot_be_used_is_told_before_anything_is_sent(proxy: str)
         "http://engine:port",
         "http://engine:99999",
         "http://b\u00fccher",
+        "https://.engine",
         "http://a b",
     ],
 )
@@ -318,9 +334,10 @@ def test_the_key_is_in_no_error_however_the_server_repeats_it(monkeypatch: pytes
     assert any("Incorrect API key provided: [API key]" in text for text in seen)
 
 
-def test_a_name_without_an_address_is_not_reachable() -> None:
-    with pytest.raises(NotReachableError, match=r"engine\.invalid has no address"):
-        EngineClient("http://engine.invalid:8000").version()
+@pytest.mark.parametrize("name", ["engine.invalid", f"{'x' * 64}.invalid"])
+def test_a_name_without_an_address_is_not_reachable(name: str) -> None:
+    with pytest.raises(NotReachableError, match=f"{name} has no address"):
+        EngineClient(f"http://{name}:8000").version()
 
 
 def test_the_next_address_of_a_name_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from kimi_runbook.acceptance.streaming.errors import BadAnswerError
 from kimi_runbook.acceptance.streaming.sse import DONE, Event
+from kimi_runbook.acceptance.streaming.wire import Read
 
 _NS = 1_000_000_000
 _DECODE = json.JSONDecoder().decode  # json.loads without its checks of arguments, a tenth of the time per token
@@ -83,18 +84,42 @@ class StreamedAnswer:
             BadAnswerError: When an event is an error, or no JSON object.
             EngineError: As the source of the events does.
         """
-        for name, data, read in events:
-            self._late_ns.append(read[2])
-            if data == DONE:
-                continue
-            if name == b"error":
-                raise BadAnswerError(self._where, f"an error event inside the stream: {_shown(data)}")
-            value = parse_json(self._where, data)
-            refuse_error(self._where, value, "an error event inside the stream")
-            try:
-                self._add(value, read[1])
-            except OTHER_SHAPE as error:
-                raise BadAnswerError(self._where, f"an event of another shape: {_shown(data)}") from error
+        current: Read | None = None
+        count = 0
+        try:
+            for name, data, read in events:
+                if read is not current:
+                    self._read_late(current, count)
+                    current, count = read, 0
+                count += 1
+                if data != DONE:
+                    self._take(name, data, read[1])
+        finally:
+            self._read_late(current, count)
+
+    def _take(self, name: bytes, data: bytes, arrived_ns: int) -> None:
+        if name == b"error":
+            raise BadAnswerError(self._where, f"an error event inside the stream: {_shown(data)}")
+        value = parse_json(self._where, data)
+        refuse_error(self._where, value, "an error event inside the stream")
+        try:
+            self._add(value, arrived_ns)
+        except OTHER_SHAPE as error:
+            raise BadAnswerError(self._where, f"an event of another shape: {_shown(data)}") from error
+
+    def _read_late(self, read: Read | None, count: int) -> None:
+        """Note how late the events of one read were read.
+
+        The kernel's stamp is that of the read's last packet. It is exact for a read with one event; of several events
+        the first ones may have waited for as long as the loop did not look.
+        """
+        if read is None:
+            return
+        at_ns, arrived_ns, late_ns, _ = read
+        if count == 1 and arrived_ns < at_ns:
+            self._late_ns.append(at_ns - arrived_ns)
+        else:
+            self._late_ns.extend([late_ns] * count)
 
     def partial(self, total_s: float) -> Answer | None:
         """Return what has come of a stream that broke off, or None when no text had."""

@@ -58,8 +58,9 @@ class Lag:
         max_s: The longest.
         samples: Events; 0 when nothing was read, and the figures mean nothing.
         source: ``user``: from when the loop could first have known of the bytes, were it neither busy nor waiting for
-            its CPU, to their read. ``kernel``: that, or the time since the kernel received the read's last packet,
-            whichever is longer. So it rather overstates than understates.
+            its CPU, to their read. ``kernel``: from the kernel's receive stamp to the read; of a read that brought
+            several events, where the stamp is that of the last packet, the longer of the two. So it rather overstates
+            than understates.
     """
 
     p50_s: float

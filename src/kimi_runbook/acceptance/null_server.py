@@ -13,6 +13,7 @@ Every event carries two stamps of this machine's monotonic clock in ``system_fin
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import heapq
 import json
@@ -102,8 +103,9 @@ class NullServer:
 
     def stop(self) -> None:
         """Make ``run`` return."""
+        with contextlib.suppress(OSError):  # it has stopped already
+            self._waker.send(b"x")
         self._stopped = True
-        self._waker.send(b"x")
 
     def run(self) -> None:
         """Serve until stopped, then close everything."""

@@ -152,6 +152,7 @@ def split_url(url: str) -> SplitResult:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
         usable = usable and (parts.hostname or "").isascii() and url.isprintable() and " " not in url
+        usable = usable and not (parts.hostname or "").startswith(".")
     except ValueError:
         usable = False
     if not usable:
@@ -209,7 +210,7 @@ def _trust(ca_file: str) -> ssl.SSLContext:
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         raise RunbookError(
             where=ca_file,
-            observed=f"cannot be used as CA file ({error.strerror if isinstance(error, OSError) else error})",
+            observed=f"cannot be used as CA file ({_reason(error)})",
             expected="certificates in PEM form (-----BEGIN CERTIFICATE-----)",
             next_step="Name the file with the certificate of the CA that signed the server's (--ca-file).",
         ) from error
@@ -230,12 +231,12 @@ def _resolve(host: str, port: int, timeout_s: float) -> list[Address]:
     except ValueError:
         pass
     found: list[Address] = []
-    failed: list[OSError] = []
+    failed: list[Exception] = []
 
     def ask() -> None:
         try:
             found.extend((info[0], info[4]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the second for a label that is too long for a name
             failed.append(error)
 
     asking = threading.Thread(target=ask, name=f"resolve {host}", daemon=True)
@@ -243,8 +244,12 @@ def _resolve(host: str, port: int, timeout_s: float) -> list[Address]:
     asking.join(timeout_s)
     if found:
         return found
-    why = (failed[0].strerror or str(failed[0])) if failed else f"no answer from the resolver in {timeout_s:g} s"
+    why = _reason(failed[0]) if failed else f"no answer from the resolver in {timeout_s:g} s"
     raise OpenError(f"the name {host} has no address ({why})")
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def _close_all(connections: list[Connection]) -> None:

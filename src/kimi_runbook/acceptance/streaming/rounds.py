@@ -29,7 +29,7 @@ class Rounds:
         self._many = facts.integer("many_streams")
         self._poller = poller
         self._run_delay = RunDelay()
-        self._waited_ns = self._rest_ns
+        self._rest_next = False
         self.now_ns = self.since_ns = time.monotonic_ns()
 
     def wait(self, until_ns: int, streams: int) -> list[tuple[int, int]]:
@@ -39,14 +39,19 @@ class Rounds:
             until_ns: When to return with nothing, on the monotonic clock.
             streams: Streams whose bytes carry the kernel's stamp, so that they may be read a little later.
         """
-        if self._waited_ns < self._rest_ns and streams >= self._many:
+        rested = self._rest_next and streams >= self._many
+        if rested:
             time.sleep(self._rest_ns / _NS)
         called_ns = time.monotonic_ns()
         ready = self._poller.wait(until_ns - called_ns)
         before_ns, self.now_ns = self.now_ns, time.monotonic_ns()
-        self._waited_ns = self.now_ns - called_ns
-        kept_off_ns = min(self._run_delay.since_last_ns(), self._waited_ns)
-        self.since_ns = self.now_ns - kept_off_ns if self._waited_ns > _SLEPT_NS else before_ns
+        waited_ns = self.now_ns - called_ns
+        kept_off_ns = min(self._run_delay.since_last_ns(), waited_ns)
+        slept = waited_ns - kept_off_ns > _SLEPT_NS
+        self.since_ns = self.now_ns - kept_off_ns if slept else before_ns
+        # A short sleep: tokens come one by one. A burst, as an engine's step brings it, is read without resting.
+        burst = len(ready) * 4 > streams
+        self._rest_next = waited_ns < self._rest_ns if slept else rested and not burst
         return ready
 
     def close(self) -> None:

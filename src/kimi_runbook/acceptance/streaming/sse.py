@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from kimi_runbook.acceptance.streaming.wire import BodyDecoder, Head, IncompleteError, Read
 
-_ONE_EVENT = re.compile(rb"([0-9A-Fa-f]{1,8})\r\ndata: ([^\r\n]*)\n\n\r\n")
+_SIZE = re.compile(rb"([0-9A-Fa-f]{1,8})\r\ndata: ")
 _AROUND = len(b"data: \n\n")
 
 DONE = b"[DONE]"
@@ -61,6 +61,21 @@ class EventParser:
         return events
 
 
+def _one_event(chunk: bytes) -> bytes | None:
+    """Return the data of the event that a read consists of as vLLM writes them: one chunk, one event, one line.
+
+    The parsers do the same in twice the time, and everything else.
+    """
+    match = _SIZE.match(chunk)
+    if match is None:
+        return None
+    start, stop = match.end(), len(chunk) - 2
+    one_line = chunk.find(b"\n", start) == stop - 2 and chunk.find(b"\r", start) == stop
+    if one_line and chunk[-4:] == b"\n\n\r\n" and int(match[1], 16) == stop - start + len(b"data: "):
+        return chunk[start : stop - 2]
+    return None
+
+
 def events(head: Head, reads: Iterable[Read]) -> Iterator[Event]:
     """Yield a stream's events up to and with ``[DONE]``, each with the read that completed it.
 
@@ -69,20 +84,22 @@ def events(head: Head, reads: Iterable[Read]) -> Iterator[Event]:
     """
     decoder, parser = BodyDecoder(head), EventParser()
     last: Read | None = None
-    done, count = False, 0
+    done, count, between = False, 0, decoder.between_chunks
     for read in reads:
         last = read
-        # As vLLM writes them: a read is one chunk, a chunk is one event, an event is one line. Same result, half the time.
-        match = _ONE_EVENT.fullmatch(read[-1]) if parser.between_events else None
-        if match is not None and decoder.skip_chunk(int(match[1], 16), len(match[2]) + _AROUND):
-            count += 1
-            done = done or match[2] == DONE
-            yield Event(b"", match[2], read)
-            continue
+        if between:
+            data = _one_event(read[-1])
+            if data is not None:
+                decoder.skip(len(data) + _AROUND)
+                count += 1
+                done = done or data == DONE
+                yield Event(b"", data, read)
+                continue
         for name, data in parser.feed(decoder.feed(read[-1])):
             count += 1
             done = done or data == DONE
             yield Event(name, data, read)
+        between = parser.between_events and decoder.between_chunks
     for name, data in parser.finish():
         if last is not None and data == DONE:  # any other event without its closing line is half an event
             done = True

@@ -30,9 +30,9 @@ Read = tuple[int, int, int, bytes]
 """What one read of the socket brought: ``(at_ns, arrived_ns, late_ns, data)``.
 
 A plain tuple, because a run makes one per token and the garbage collector stops looking at plain tuples of numbers and
-bytes. ``at_ns`` is when it was read, on the monotonic clock; ``arrived_ns`` when the kernel received it, the same as
-``at_ns`` where the kernel does not say; ``late_ns`` how long it was there unread (see ``Lag``); ``data`` the bytes,
-of the body only.
+bytes. ``at_ns`` is when it was read, on the monotonic clock; ``arrived_ns`` when the kernel received its last packet,
+the same as ``at_ns`` where the kernel does not say; ``late_ns`` how long its first byte may have waited to be read;
+``data`` the bytes, of the body only.
 """
 
 
@@ -175,12 +175,14 @@ class BodyDecoder:
             self.complete = self._taken >= self._length
         return body
 
-    def skip_chunk(self, told: int, size: int) -> bool:
-        """Pass over a whole chunk that the caller has found to be so long; False when it is not told so or does not fit."""
-        if self._stage != "size" or self._pending or not self._chunked or self.complete or told != size or not size:
-            return False
+    @property
+    def between_chunks(self) -> bool:
+        """Whether a chunk has to begin here."""
+        return self._chunked and self._stage == "size" and not self._pending and not self.complete
+
+    def skip(self, size: int) -> None:
+        """Count a whole chunk that the caller has taken apart itself."""
         self._taken += size
-        return True
 
     def finish(self) -> None:
         """Say that the connection was closed; raises IncompleteError when the body had not ended."""
