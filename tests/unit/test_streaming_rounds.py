@@ -85,9 +85,9 @@ def test_the_loop_rests_while_tokens_of_many_streams_come_one_by_one(world: Worl
     rounds = Rounds(world)
     round_of(world, rounds, ready=1, after_us=150, streams=128)
     assert world.rested_s == []
-    assert round_of(world, rounds, ready=3, after_us=2, streams=128) == 802, "the rest is part of the lag"
+    assert round_of(world, rounds, ready=3, after_us=2, streams=128) == 502, "the rest is part of the lag"
     round_of(world, rounds, ready=3, after_us=2, streams=128)
-    assert world.rested_s == [0.0008, 0.0008]
+    assert world.rested_s == [0.0005, 0.0005]
     round_of(world, rounds, ready=64, after_us=2, streams=128)
     assert len(world.rested_s) == 3
     round_of(world, rounds, ready=64, after_us=2, streams=128)
