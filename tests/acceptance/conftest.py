@@ -10,8 +10,9 @@ interrupted, 4 usage (pytest's own).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TextIO
 
 import pytest
 import testinfra
@@ -21,6 +22,7 @@ from kimi_runbook.acceptance.completion import completed
 from kimi_runbook.acceptance.context import Context
 from kimi_runbook.acceptance.hosts import EngineHost
 from kimi_runbook.acceptance.plan import AcceptancePlan
+from kimi_runbook.acceptance.progress import Listener, Progress
 from kimi_runbook.acceptance.result import State
 from kimi_runbook.campaign.fill import with_campaign
 from kimi_runbook.errors import RunbookError
@@ -28,6 +30,7 @@ from kimi_runbook.record import Record, load_record
 from kimi_runbook.report import headline, verdict_of, write_reports
 
 _HERE = Path(__file__).parent
+_PROGRESS = "progress.log"
 _INTERRUPTED, _NOTHING_LOOKED_AT = 130, 2
 _CHAIN = pytest.StashKey[Chain]()
 _PLAN = pytest.StashKey[AcceptancePlan]()
@@ -85,8 +88,23 @@ def chain(pytestconfig: pytest.Config) -> Iterator[Chain]:
     """The run: hosts connected as the plan says, steps run one layer at a time."""
     plan = pytestconfig.stash[_PLAN]
     hosts = {host.name: EngineHost(host, testinfra.get_host(host.uri, **host.options)) for host in plan.hosts}
-    pytestconfig.stash[_CHAIN] = Chain(Context.of(plan, hosts))
-    yield pytestconfig.stash[_CHAIN]
+    with (plan.run_dir / _PROGRESS).open("w", encoding="utf-8", buffering=1) as log:
+        pytestconfig.stash[_CHAIN] = Chain(Context.of(plan, hosts, listener=_writer(log)))
+        yield pytestconfig.stash[_CHAIN]
+
+
+def _writer(log: TextIO) -> Listener:
+    """Write each thing the chain begins once, with its time: what to follow while a playbook is silent."""
+    said: list[str] = []
+
+    def write(now: Progress) -> None:
+        what = now.what.rsplit(",", 1)[0] if now.what.endswith(" s") else now.what  # without the seconds passed
+        line = f"step {now.step} {now.name}: {what}"
+        if said[-1:] != [line]:
+            said.append(line)
+            log.write(f"{datetime.now(UTC):%H:%M:%S} {line}\n")
+
+    return write
 
 
 @pytest.fixture

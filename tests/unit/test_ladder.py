@@ -177,6 +177,13 @@ def test_a_knee_below_the_nominal_load_is_a_warning() -> None:
     assert "knee at 1 streams" in check.observed
 
 
+def test_more_running_than_sent_is_somebody_else_s() -> None:
+    crowded = driven(outcome(), samples=(Sample(at_s=0.2, kv_usage=0.1, running=7.0, waiting=0.0),))
+    check = named(ladder_checks([crowded], 4), "no-other-traffic")
+    assert check.state is State.INCONCLUSIVE
+    assert "7 ran where 4 were sent" in check.observed
+
+
 def test_peaks_nobody_sampled_are_unknown_and_not_zero() -> None:
     blind = driven(outcome(), samples=(Sample(at_s=0.2, kv_usage=0.0, running=0.0, waiting=0.0),))
     found = ladder_checks([blind], 4)

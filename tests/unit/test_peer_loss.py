@@ -1,5 +1,7 @@
 """The drill: a killed node is noticed, named and explained, and the service is started again whatever happens."""
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +101,35 @@ def test_an_interrupt_in_the_middle_restores_the_service(tmp_path: Path) -> None
     with pytest.raises(KeyboardInterrupt):
         drill(site)
     assert "systemctl start kimi-engine.service" in head.told
+
+
+def test_a_signal_while_ranks_are_restarted_lets_all_of_them_start_first(tmp_path: Path) -> None:
+    site, head, other = made(tmp_path)
+    hear = head.on
+
+    def interrupt(command: str) -> None:
+        hear(command)
+        if command.startswith("systemctl stop"):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    head.on = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        drill(site)
+    for host in (head, other):
+        assert "systemctl start kimi-engine.service" in host.told
+
+
+def test_a_connection_cut_in_the_restart_is_asked_again(tmp_path: Path) -> None:
+    site, head, _ = made(tmp_path)
+    hear, cuts = head.on, iter([True, False])
+
+    def cut(command: str) -> None:
+        hear(command)
+        if command.startswith("systemctl start") and next(cuts, False):
+            raise RuntimeError("ssh: connection closed")
+
+    head.on = cut
+    assert by_name(drill(site)[0])["peer-loss.restored"].state is State.PASS
 
 
 def test_a_log_that_names_another_node_is_told(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """The report's plain forms: headline, Markdown, JUnit, Prometheus text, and the command that writes all again."""
 
+import errno
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -12,8 +14,9 @@ from test_record import check, record
 
 from kimi_runbook.acceptance.result import State, StepResult
 from kimi_runbook.cli import main
+from kimi_runbook.errors import RunbookError
 from kimi_runbook.record import Record, load_record
-from kimi_runbook.report import FORMS, headline, junit, markdown, older, prometheus, regenerate, write_reports
+from kimi_runbook.report import FORMS, HTML, headline, junit, markdown, older, prometheus, regenerate, write_reports
 from kimi_runbook.report.text import clean, clipped, rounded
 from tests.unit import records
 from tests.unit.hostile import EVIL, hostile
@@ -251,3 +254,17 @@ def test_the_command_writes_all_again_and_exits_by_the_verdict(
 def test_the_command_refuses_what_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path / "nothing")]) == 2
     assert "is no directory" in capsys.readouterr().err
+
+
+def test_a_disk_that_takes_no_report_is_told_and_leaves_the_old_one_whole(tmp_path: Path, monkeypatch: Any) -> None:
+    write_reports(record(), tmp_path)
+    before = (tmp_path / HTML).read_text(encoding="utf-8")
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(RunbookError, match=r"No space left on device.*kimi-runbook report"):
+        write_reports(record(), tmp_path)
+    assert (tmp_path / HTML).read_text(encoding="utf-8") == before
+    assert not list(tmp_path.glob(".*"))

@@ -92,7 +92,7 @@ class Chain:
         if not plan.peer_loss_drill or any(r is None or not r.state.lets_next_layer_run for r in results):
             return None
         step = step5_multi_node.STEP
-        with self._noted(step):
+        with self._noted(step, _interrupted_drill()):
             self._context.listener(progress.begins(step, STEP_NAMES[step]))
             checks, figures = self._drill(self._context)
             proved = self._results[step]
@@ -102,7 +102,7 @@ class Chain:
         return self._results[step]
 
     @contextmanager
-    def _noted(self, step: int) -> Iterator[None]:
+    def _noted(self, step: int, on_interrupt: Check | None = None) -> Iterator[None]:
         """Keep in the record why a step did not reach its end: a defect of the chain, or the operator's interrupt."""
         self._context.step = step
         try:
@@ -112,7 +112,7 @@ class Chain:
             raise
         except KeyboardInterrupt:
             found = self._results.get(step)
-            checks = [*(found.checks if found else ()), _interrupted()]
+            checks = [*(found.checks if found else ()), on_interrupt or _interrupted()]
             result = StepResult.of(step, STEP_NAMES[step], checks, found.figures if found else {})
             self._results[step] = replace(result, note="interrupted")
             raise
@@ -150,6 +150,16 @@ class Chain:
             observation=observation_of(steps),
         )
         return with_verdict(with_campaign(record, plan))
+
+
+def _interrupted_drill() -> Check:
+    return Check(
+        name="peer-loss.completed",
+        state=State.INCONCLUSIVE,
+        observed="interrupted in the drill, after one node's engine was killed; every rank was told to start again",
+        expected="the drill to reach its end",
+        next_step="See that the service is back: run playbooks/serve.yml, then playbooks/accept.yml.",
+    )
 
 
 def _interrupted() -> Check:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -51,3 +53,19 @@ class Interrupts:
         self.received = self.received or signal.Signals(number)
         if not self._held:
             raise KeyboardInterrupt
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let a short piece of work end whatever signal comes, then interrupt: for what must not be left half done.
+
+    Outside the main thread signals do not arrive, so there is nothing to hold back.
+
+    Raises:
+        KeyboardInterrupt: On the way out, when a signal came meanwhile.
+    """
+    with Interrupts() as interrupts:
+        interrupts.hold()
+        yield
+    if interrupts.received:
+        raise KeyboardInterrupt

@@ -14,12 +14,14 @@ from typing import Any
 from kimi_runbook.acceptance.context import Context
 from kimi_runbook.acceptance.hosts import EngineHost, HostError
 from kimi_runbook.acceptance.http import EngineError
+from kimi_runbook.acceptance.interrupt import uninterrupted
 from kimi_runbook.acceptance.prompts import chat, new_salt, words
 from kimi_runbook.acceptance.result import Check, State, unknown, verify
 from kimi_runbook.reading import Fields, data_file
 
 _PROMPT_WORDS = 20
 _HEALTHY_EVERY_S = 1.0
+_TRIES = 3
 _SERVE = "Start the replica again: run playbooks/serve.yml."
 _DIAGNOSE = "Read both nodes' engine logs around this moment: run playbooks/diagnose.yml."
 
@@ -168,18 +170,29 @@ def _explained(
     ]
 
 
+def _restart(context: Context, unit: str) -> None:
+    """Stop every rank, then start every rank; each is asked again where a connection was cut, as by the same Ctrl-C."""
+    ranks = sorted(context.hosts.values(), key=lambda host: host.plan.rank)
+    for ask in (EngineHost.stop_unit, EngineHost.start_unit):
+        for host in ranks:
+            for left in reversed(range(_TRIES)):
+                try:
+                    ask(host, unit)
+                    break
+                except HostError:
+                    if not left:
+                        raise
+
+
 def _restore(context: Context, unit: str) -> tuple[Check, float | None]:
     """Stop and start every rank, and wait until the engine answers a request again."""
     name, expected = "peer-loss.restored", "every rank started again and a request answered"
     began_s = context.now()
     limit_s = context.plan.engine.ready_timeout_s
     body = context.chat_body(chat(words(new_salt(), _PROMPT_WORDS), "Back again?"), max_tokens=1)
-    ranks = sorted(context.hosts.values(), key=lambda host: host.plan.rank)
     try:
-        for host in ranks:
-            host.stop_unit(unit)
-        for host in ranks:
-            host.start_unit(unit)
+        with uninterrupted():
+            _restart(context, unit)
     except HostError as error:
         failed = Check(name=name, state=State.FAIL, observed=str(error), expected=expected, next_step=_SERVE)
         return failed, None

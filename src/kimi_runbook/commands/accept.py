@@ -139,7 +139,12 @@ def run(arguments: argparse.Namespace) -> int:
             interrupts.hold()
             _skip_the_rest(chain, plan.steps)
         final = record()
-        written = _publish(run_dir, lambda folder: [final.write(folder), *write_reports(final, folder)])
+        try:
+            written = _publish(run_dir, lambda folder: [final.write(folder), *write_reports(final, folder)])
+        except RunbookError:
+            # The disk is full or gone: what was found is told all the same, before the error says what is not on it.
+            print(_closing(final, ()), end="", flush=True)
+            raise
     print(final.dumps() if arguments.json else _closing(final, written), end="", flush=True)
     return interrupts.exit_code if interrupts.received else verdict_of(final).name.exit_code
 

@@ -27,11 +27,27 @@ FORMS: Mapping[str, Callable[[Record], str]] = {
 
 
 def write_reports(record: Record, run_dir: Path) -> tuple[Path, ...]:
-    """Write every form of the report into a run directory and return their paths."""
+    """Write every form of the report into a run directory, each whole or not at all, and return their paths.
+
+    Raises:
+        RunbookError: The directory does not take the files, e.g. because the disk is full; the record is not touched.
+    """
     written = []
     for name, make in FORMS.items():
-        path = run_dir / name
-        path.write_text(make(record), encoding="utf-8")
+        path, draft = run_dir / name, run_dir / f".{name}.new"
+        try:
+            try:
+                draft.write_text(make(record), encoding="utf-8")
+                draft.replace(path)
+            finally:
+                draft.unlink(missing_ok=True)
+        except OSError as error:
+            raise RunbookError(
+                where=str(path),
+                observed=f"cannot be written ({error.strerror or error})",
+                expected="room for the reports beside the record",
+                next_step=f"Free space, then: kimi-runbook report {run_dir}",
+            ) from error
         written.append(path)
     return tuple(written)
 

@@ -76,6 +76,7 @@ def ladder_checks(rungs: Sequence[Driven], nominal: int) -> list[Check]:
         *_headroom("peak.kv-headroom", at_peak),
         *(_queue(driven) for driven in rungs if driven.rung.label == NOMINAL and driven.samples),
         *_knee(rungs, nominal),
+        _alone(rungs),
         _sampled(rungs),
         _client_lag(rungs),
     ]
@@ -162,6 +163,24 @@ def _headroom(name: str, rungs: Sequence[Driven]) -> list[Check]:
             otherwise=State.INCONCLUSIVE if usage is None else State.WARN,
         )
     ]
+
+
+def _alone(rungs: Sequence[Driven]) -> Check:
+    """More requests running than were sent are somebody else's, and then no figure of a rung is this load's."""
+    shared = [
+        f"{most:g} ran where {driven.rung.concurrency} were sent"
+        for driven in rungs
+        if (most := peak(sample.running for sample in driven.samples) or 0) > driven.rung.concurrency
+    ]
+    return verify(
+        "no-other-traffic",
+        not shared,
+        observed="; ".join(shared) or "never more requests ran than were sent",
+        expected="the service alone, or the rungs' figures are those of a shared one",
+        evidence=RUNNING,
+        next_step="Repeat with no other traffic: run playbooks/accept.yml.",
+        otherwise=State.INCONCLUSIVE,
+    )
 
 
 def _queue(driven: Driven) -> Check:
