@@ -3,104 +3,166 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-from pathlib import Path
 
+from ansible.module_utils import redaction
 from ansible.module_utils.host_probe import files
+from ansible.module_utils.package_probe import installed
+from ansible.module_utils.unit_probe import main_pid, process_started_at, unit_environment
 
-# Only names that steer the engine leave the container; anything else could be a secret. A node has no library, so
-# both patterns and the options stand in kimi_runbook/environment.py as well; a unit test holds them together.
-_ENGINE_ENV = re.compile(
-    r"(NCCL|UCX|GLOO|VLLM|CUDA|NVIDIA|TORCH|TORCHDYNAMO|PYTORCH|OMP|TP|MASTER)_[A-Z0-9_]+|HF_HUB_OFFLINE"
+_TOOLKIT = (
+    "nvidia-container-toolkit",
+    "nvidia-container-toolkit-base",
+    "libnvidia-container-tools",
+    "libnvidia-container1",
+    "nvidia-container-runtime",
+    "nvidia-docker2",
 )
-_SECRET_NAME = re.compile(
-    r"KEY|(?<!MAX_)(?<!NUM_)TOKEN(?!IZ|S_PER)|SECRET|PASSW|PASSPHRASE|PASS$|CREDENTIAL|AUTH", re.IGNORECASE
-)
-_SECRET_OPTIONS = ("--api-key", "--hf-token")
-_NOT_SHOWN = "(not shown)"
 
 
 def runtime(probe):
     """Return Docker's version, the place its images lie in with the room left there, and daemon.json as parsed."""
-    info = probe.json_command("docker", "info", "--format", "{{json .}}") or {}
+    info = probe.json_command("docker", "info", "--format", "{{json .}}")
+    info = info if isinstance(info, dict) else {}
     root_dir = info.get("DockerRootDir") or None
-    store = Path(root_dir or "/var/lib/docker")
-    while not probe.path(store).exists() and store != store.parent:
-        store = store.parent
-    room = os.statvfs(probe.path(store))
-    daemon, daemon_error = None, None
-    text = probe.text("/etc/docker/daemon.json")
-    if text is not None:
-        try:
-            daemon = json.loads(text or "{}")
-        except ValueError as error:
-            daemon_error = str(error)
+    store = _store(info, root_dir or "/var/lib/docker")
+    place = probe.path(store)
+    while not place.exists() and place not in (place.parent, probe.root):
+        place = place.parent
+    store = probe.shown(place)
+    free_bytes, free_inodes = probe.room(store)
+    daemon, daemon_error = daemon_settings(probe)
     return {
         "docker_version": info.get("ServerVersion") or None,
         "root_dir": root_dir,
-        "store_path": str(store),
-        "free_bytes": room.f_bavail * room.f_frsize,
-        # Filesystems without a fixed inode table (btrfs, some network ones) report 0 of 0.
-        "free_inodes": room.f_favail if room.f_files else None,
-        "daemon": daemon,
+        "store_path": store,
+        "free_bytes": free_bytes,
+        "free_inodes": free_inodes,
+        "read_only": read_only(probe, store),
+        "daemon": redaction.value(daemon),
         "daemon_error": daemon_error,
+        "toolkit": _toolkit(probe),
+        "default_runtime": info.get("DefaultRuntime") or None,
+        "storage_driver": info.get("Driver") or None,
+        "cdi_enabled": _cdi_enabled(info, daemon),
     }
+
+
+def _store(info, root_dir):
+    """Return where unpacked images lie: below containerd's root where its image store is in use."""
+    status = info.get("DriverStatus")
+    rows = [row for row in status if isinstance(row, list)] if isinstance(status, list) else []
+    containerd = any(row[:1] == ["driver-type"] and "containerd" in str(row[1:]) for row in rows)
+    return "/var/lib/containerd" if containerd else root_dir
+
+
+def read_only(probe, path):
+    """Return whether the file system a path lies on is mounted read-only; None when the mounts cannot be read."""
+    rows = [line.split() for line in (probe.text("/proc/self/mounts") or "").splitlines()]
+    # The longest mount point above the path counts, of several mounts there the last. Spaces are written as \040.
+    above = [
+        row for row in rows if len(row) >= 4 and f"{path}/".startswith(f"{row[1].rstrip('/')}/".replace("\\040", " "))
+    ]
+    longest = max((len(row[1]) for row in above), default=0)
+    options = [row[3].split(",") for row in above if len(row[1]) == longest]
+    return "ro" in options[-1] if options else None
+
+
+def daemon_settings(probe):
+    """Return ``(daemon.json as parsed or None, why it could not be parsed or None)``."""
+
+    def read():
+        text = probe.text("/etc/docker/daemon.json")
+        if text is None:
+            return None, None
+        try:
+            return json.loads(text or "{}"), None
+        except ValueError as error:
+            return None, str(error)
+
+    daemon, error = probe.once("daemon.json", read)
+    return (daemon, error) if daemon is None or isinstance(daemon, dict) else (None, "it holds no JSON object")
+
+
+def _toolkit(probe):
+    rows = installed(probe)
+    return None if rows is None else {name: version for name, version, _ in rows if name in _TOOLKIT}
+
+
+def _cdi_enabled(info, daemon):
+    """Return whether Docker injects devices by CDI; None when neither Docker nor daemon.json says."""
+    if "CDISpecDirs" in info:
+        return bool(info["CDISpecDirs"])
+    features = daemon.get("features") if isinstance(daemon, dict) else None
+    told = features.get("cdi") if isinstance(features, dict) else None
+    return told if isinstance(told, bool) else None
+
+
+def inspected(probe, kind, name):
+    """Return what ``docker <kind> inspect`` says of one object, an empty mapping when it is not there."""
+    rows = (
+        probe.once(f"{kind} {name}", lambda: probe.json_command("docker", kind, "inspect", name, absent="no such"))
+        if name
+        else None
+    )
+    first = rows[0] if isinstance(rows, list) and rows else {}
+    return first if isinstance(first, dict) else {}
 
 
 def image(probe, reference):
     """Return whether the runtime holds an image reference, with its digests; None when nobody asked."""
     if not reference:
         return None
-    rows = probe.json_command("docker", "image", "inspect", reference) or []
-    first = rows[0] if rows else {}
+    first = inspected(probe, "image", reference)
     return {
         "reference": reference,
-        "present": bool(rows),
+        "present": bool(first),
         "repo_digests": first.get("RepoDigests") or [],
         "architecture": first.get("Architecture"),
         "size_bytes": first.get("Size"),
     }
 
 
-def _shown(args):
-    """Return command-line arguments with the values of secret options blotted out."""
-    shown = []
-    for argument in args:
-        name, equals, _ = argument.partition("=")
-        if equals and name in _SECRET_OPTIONS:
-            shown.append(f"{name}={_NOT_SHOWN}")
-        else:
-            shown.append(_NOT_SHOWN if shown and shown[-1] in _SECRET_OPTIONS else argument)
-    return shown
-
-
 def engine_container(probe, name, container_files):
     """Return what the engine's container really runs with: image, arguments, steering environment, settings files."""
-    rows = probe.json_command("docker", "container", "inspect", name) or [] if name else []
-    if not rows:
+    row = inspected(probe, "container", name)
+    if not row:
         return None
-    row = rows[0]
-    pid = row["State"].get("Pid") or None
-    environment = dict(entry.split("=", 1) for entry in row["Config"].get("Env") or [] if "=" in entry)
+    state, config = row.get("State") or {}, row.get("Config") or {}
+    pid = state.get("Pid") or None
     inside = files(probe, [f"/proc/{pid}/root{path}" for path in container_files]) if pid else {}
-    images = probe.json_command("docker", "image", "inspect", row["Image"]) or [{}]
     return {
         "name": name,
-        "id": row["Id"],
-        "image_reference": row["Config"].get("Image"),
-        "image_repo_digests": images[0].get("RepoDigests") or [],
-        "started_at": row["State"].get("StartedAt"),
+        "id": row.get("Id"),
+        "image_reference": config.get("Image"),
+        "image_repo_digests": inspected(probe, "image", row.get("Image")).get("RepoDigests") or [],
+        "started_at": state.get("StartedAt"),
         "pid": pid,
-        "args": _shown(row.get("Args") or []),
-        "env": {
-            key: value
-            for key, value in sorted(environment.items())
-            if _ENGINE_ENV.fullmatch(key) and not _SECRET_NAME.search(key)
-        },
+        "args": redaction.arguments(row.get("Args") or []),
+        "env": redaction.environment(config.get("Env") or []),
         "restart_count": row.get("RestartCount", 0),
         "files": {
             path: (inside.get(f"/proc/{pid}/root{path}") or {}).get("sha256") if pid else None
             for path in container_files
         },
+    }
+
+
+def engine(probe, name, container_files, unit):
+    """Return the engine: its container, what its unit gives it, and its first process as the kernel has it."""
+    container = engine_container(probe, name, container_files)
+    return {
+        "container": container,
+        "unit_env": unit_environment(probe, unit) if unit else {},
+        "process": _process(probe, (container or {}).get("pid") or (main_pid(probe, unit) if unit else None)),
+    }
+
+
+def _process(probe, pid):
+    text = probe.text(f"/proc/{pid}/cmdline") if pid else None
+    if not text:
+        return None
+    argv = redaction.arguments(text.rstrip("\0").split("\0"))
+    return {
+        "argv": [redaction.text(word)[:500] for word in argv[:400]],
+        "started_at": process_started_at(probe, pid),
     }

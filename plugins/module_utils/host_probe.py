@@ -1,7 +1,10 @@
 """Questions the host_snapshot module asks a host, each answered as plain JSON values.
 
 Runs on the node with whatever Python the distribution ships (3.9 or newer) and nothing else. Every function takes a
-:class:`Probe`, the only thing that touches the host, so a tree of files and canned command answers can stand in for it.
+:class:`Probe`, the only thing that touches the host, so a tree of files and canned command answers can stand in for it:
+files are read below ``root``, and where root is not ``/`` commands are answered from ``<root>/.commands/`` by the rule
+of command_run.py and never by the machine the tree lies on. The room on a file system is answered there too, as the
+command ``df <path>`` in the layout of ``df --block-size=1 --output=avail,iavail``.
 """
 
 from __future__ import annotations
@@ -10,16 +13,16 @@ import hashlib
 import json
 import os
 import re
+import select
+import signal
 import socket
 import subprocess
+import time
 from pathlib import Path
 
+from ansible.module_utils.command_run import TooMuchOutputError, run, tree_answers
+
 SCHEMA_VERSION = 1
-
-# Packages reported whether or not somebody asked for them: a stray driver package is what breaks the next upgrade.
-_DRIVER_PACKAGE = re.compile(r"^(lib)?nvidia|^libcuda\d|^cuda-drivers|^nvlsm$|^(kmod|dkms)-nvidia")
-
-_LISTEN = "0A"
 
 
 class Probe:
@@ -27,73 +30,265 @@ class Probe:
 
     Attributes:
         errors: One ``{"probe", "message"}`` per question that got no usable answer.
+        tree: Whether a tree of files stands in for the host.
     """
 
-    def __init__(self, root="/", timeout_s=10, run=subprocess.run):
+    def __init__(self, root="/", timeout_s=10, run=None, budget_s=120):
         self.root = Path(root)
+        self.tree = self.root != Path("/")
         self.timeout_s = timeout_s
+        self.budget_s = budget_s
         self.errors = []
-        self._run = run
+        self._run = run or (tree_answers(self.root) if self.tree else _run)
+        self._deadline = time.monotonic() + budget_s
+        self._kept = {}
+
+    def error(self, probe, message):
+        """Keep one question that got no usable answer; the same one only once."""
+        entry = {"probe": str(probe), "message": str(message)[:300]}
+        if entry not in self.errors:
+            self.errors.append(entry)
+
+    def once(self, key, question):
+        """Return what ``question()`` answers, asked at most once per snapshot."""
+        if key not in self._kept:
+            self._kept[key] = question()
+        return self._kept[key]
 
     def path(self, absolute):
         """Return where an absolute path of the host lies below the root."""
         return self.root / str(absolute).lstrip("/")
 
-    def text(self, absolute):
-        """Return a file's text, or None when it does not exist or cannot be read."""
+    def shown(self, path):
+        """Return a path below the root as the host itself names it."""
+        return f"/{path.relative_to(self.root)}"
+
+    def text(self, absolute, limit=1 << 20):
+        """Return a file's text, its first ``limit`` bytes; None when it does not exist or cannot be read."""
         try:
-            return self.path(absolute).read_text(encoding="utf-8", errors="replace")
+            with self.path(absolute).open("rb") as stream:
+                return stream.read(limit).decode("utf-8", "replace")
         except OSError as error:
-            if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
-                self.errors.append({"probe": str(absolute), "message": str(error.strerror)})
+            # A process that has ended meanwhile, and a sysfs attribute its device does not have, are no errors.
+            if error.errno not in _ABSENT:
+                self.error(absolute, error.strerror)
             return None
+
+    def line(self, absolute):
+        """Return a one-line file's text without the space around it, or None when it is missing or empty."""
+        return (self.text(absolute) or "").strip() or None
+
+    def number(self, absolute):
+        """Return the whole number a one-line file holds, or None."""
+        return whole(self.line(absolute))
 
     def glob(self, pattern):
         """Return the paths below the root that match, sorted."""
         return sorted(self.root.glob(pattern.lstrip("/")))
 
-    def command(self, *argv):
-        """Return ``(rc, stdout, stderr)``, or None when the program is missing or did not answer in time."""
-        env = dict(os.environ, LC_ALL="C.UTF-8", LANGUAGE="C")
+    def names(self, folder):
+        """Return the names in a folder, sorted; empty when there is no such folder."""
         try:
-            done = self._run(argv, capture_output=True, text=True, timeout=self.timeout_s, env=env, errors="replace")
-        except FileNotFoundError:
+            return sorted(os.listdir(self.path(folder)))  # noqa: PTH208 - only the names are wanted
+        except OSError as error:
+            if error.errno not in _ABSENT:
+                self.error(folder, error.strerror)
+            return []
+
+    def command(self, *argv, timeout_s=None, needed=False):
+        """Return ``(rc, stdout, stderr)``, or None when the program is missing or did not answer in time.
+
+        A missing program is an answer as a rule (no dkms, no dkms modules) and an error only where it is needed.
+        """
+        left = self._deadline - time.monotonic()
+        limit = min(timeout_s or self.timeout_s, left)
+        if limit <= 0:
+            self.error(argv[0], f"not asked: the {self.budget_s} s for the whole snapshot are used up")
+            return None
+        try:
+            done = self._run(argv, timeout=limit)
+        except (FileNotFoundError, NotADirectoryError):
+            if needed:
+                self.error(argv[0], "not installed")
             return None
         except subprocess.TimeoutExpired:
-            self.errors.append({"probe": argv[0], "message": f"no answer within {self.timeout_s} s"})
+            self.error(argv[0], f"no answer within {round(limit, 1):g} s")
             return None
-        except OSError as error:
-            self.errors.append({"probe": argv[0], "message": str(error)})
+        except TooMuchOutputError:
+            self.error(argv[0], "stopped: it printed far more than an answer")
+            return None
+        except (OSError, ValueError) as error:
+            self.error(argv[0], error)
             return None
         return done.returncode, done.stdout, done.stderr
 
-    def json_command(self, *argv):
-        """Return the JSON a command prints, or None when it failed or printed something else."""
-        answer = self.command(*argv)
-        if answer is None or answer[0] != 0:
+    def refused(self, answer, *argv):
+        """Keep what a command that failed said."""
+        self.error(" ".join(argv[:2]), f"exit {answer[0]}: {(answer[2] or answer[1]).strip()[:200]}")
+
+    def json_command(self, *argv, absent=None, needed=False):
+        """Return the JSON a command prints, or None when it failed or printed something else.
+
+        Args:
+            argv: The command.
+            absent: What a failure has to say to mean that the thing asked about is not there, which is no error.
+            needed: Whether a missing program is an error.
+        """
+        answer = self.command(*argv, needed=needed)
+        if answer is None:
+            return None
+        if answer[0] != 0:
+            if absent is None or absent not in (answer[1] + answer[2]).lower():
+                self.refused(answer, *argv)
             return None
         try:
             return json.loads(answer[1])
         except ValueError:
-            self.errors.append({"probe": " ".join(argv[:2]), "message": "did not print JSON"})
+            self.error(" ".join(argv[:2]), "did not print JSON")
             return None
+
+    def room(self, absolute):
+        """Return ``(free bytes, free inodes)`` where a path lies; either is None where it could not be told.
+
+        Inodes are None too where the file system has no fixed table (btrfs, some network ones report 0 of 0).
+        """
+        if self.tree:
+            answer = self.command("df", str(absolute))
+            numbers = re.findall(r"^\s*(\d+)\s+(\d+|-)\s*$", answer[1], re.MULTILINE) if answer else []
+            return (int(numbers[-1][0]), whole(numbers[-1][1])) if numbers else (None, None)
+        kept = self.apart(f"room below {absolute}", lambda: _room(absolute))
+        return tuple(kept) if kept else (None, None)
+
+    def apart(self, name, question):
+        """Return what ``question()`` answers as JSON, asked in a process of its own with this probe's time limit.
+
+        For places that can hang a reader for good, as a network file system does whose server is gone.
+        """
+        limit = min(self.timeout_s, self._deadline - time.monotonic())
+        if limit <= 0:
+            self.error(name, f"not asked: the {self.budget_s} s for the whole snapshot are used up")
+            return None
+        try:
+            return in_a_child(question, limit)
+        except TimeoutError:
+            self.error(name, f"no answer within {round(limit, 1):g} s")
+        except (OSError, ValueError) as error:
+            self.error(name, error)
+        return None
+
+
+_ABSENT = (2, 3, 6, 19, 20, 22, 95)  # ENOENT ESRCH ENXIO ENODEV ENOTDIR EINVAL EOPNOTSUPP
+
+
+def _run(argv, timeout):
+    return run(argv, timeout)
+
+
+def _room(absolute):
+    place = Path(absolute)
+    while not place.exists() and place != place.parent:
+        place = place.parent  # what is not there yet will lie there
+    room = os.statvfs(place)
+    return [room.f_bavail * room.f_frsize, room.f_favail if room.f_files else None]
+
+
+def in_a_child(question, timeout):
+    """Return the JSON value ``question()`` gives in a forked child.
+
+    Raises:
+        TimeoutError: It did not answer in time; the child has been killed.
+        ValueError: It broke, or answered something else than JSON; the message says what.
+    """
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.setsid()  # what it starts is killed with it
+            os.close(reader)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(int(timeout) + 2)  # ends it should the parent be gone
+            try:
+                answer = {"value": question()}
+            except Exception as error:
+                answer = {"error": f"{type(error).__name__}: {error}"}
+            with os.fdopen(writer, "w") as stream:
+                json.dump(answer, stream)
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(writer)
+    deadline = time.monotonic() + timeout
+    parts = []
+    try:
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0 or not _readable(reader, left):
+                raise TimeoutError
+            piece = os.read(reader, 1 << 16)
+            if not piece:
+                break
+            parts.append(piece)
+    finally:
+        os.close(reader)
+        _kill(child)
+    answer = json.loads(b"".join(parts) or b'{"error": "ended without an answer"}')
+    if "error" in answer:
+        raise ValueError(answer["error"])
+    return answer["value"]
+
+
+def _readable(descriptor, timeout):
+    return bool(select.select([descriptor], [], [], timeout)[0])
+
+
+def _kill(child):
+    """End a child and what it started, and collect it; one the kernel cannot end is left to it after a second."""
+    for kill in (os.killpg, os.kill):  # it may not have a group of its own yet
+        try:
+            kill(child, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    deadline = time.monotonic() + 1
+    while os.waitpid(child, os.WNOHANG) == (0, 0) and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+def whole(text):
+    """Return a text's whole number, or None for anything else: ``[N/A]``, garbage, nothing."""
+    text = (text or "").strip()
+    return int(text) if re.fullmatch(r"-?\d{1,18}", text) else None
+
+
+def release(probe):
+    """Return the running kernel's release; None in a tree that does not say it."""
+    return probe.line("/proc/sys/kernel/osrelease") or (None if probe.tree else os.uname().release)
+
+
+def hostname(probe):
+    """Return the host's name; a tree that does not say it is named after its folder."""
+    if not probe.tree:
+        return socket.gethostname()
+    return probe.line("/proc/sys/kernel/hostname") or probe.line("/etc/hostname") or probe.root.resolve().name
 
 
 def system(probe):
     """Return the distribution, the kernel and the architecture."""
-    release = {}
-    for line in (probe.text("/etc/os-release") or "").splitlines():
-        name, separator, value = line.partition("=")
-        if separator:
-            release[name] = value.strip("\"'")
-    uname = os.uname()
+    told = assignments(probe.text("/etc/os-release") or probe.text("/usr/lib/os-release"))
     return {
-        "id": release.get("ID", "unknown"),
-        "version_id": release.get("VERSION_ID", "unknown"),
-        "pretty": release.get("PRETTY_NAME", "unknown"),
-        "kernel": uname.release,
-        "arch": uname.machine,
+        "id": told.get("ID", "unknown"),
+        "version_id": told.get("VERSION_ID", "unknown"),
+        "pretty": told.get("PRETTY_NAME", "unknown"),
+        "kernel": release(probe),
+        "arch": (probe.line("/proc/sys/kernel/arch") if probe.tree else os.uname().machine),
     }
+
+
+def assignments(text):
+    """Return the ``NAME=value`` lines of a file as a mapping, quotes taken off."""
+    pairs = (line.strip().partition("=") for line in (text or "").splitlines() if not line.lstrip().startswith("#"))
+    return {name: value.strip("\"'") for name, separator, value in pairs if separator}
 
 
 def boot(probe):
@@ -101,29 +296,9 @@ def boot(probe):
     stat = probe.text("/proc/1/stat") or ""
     fields = stat.rpartition(")")[2].split()
     return {
-        "boot_id": (probe.text("/proc/sys/kernel/random/boot_id") or "").strip() or None,
-        "pid1_started_ticks": int(fields[19]) if len(fields) > 19 else None,
+        "boot_id": probe.line("/proc/sys/kernel/random/boot_id"),
+        "pid1_started_ticks": whole(fields[19]) if len(fields) > 19 else None,
     }
-
-
-def packages(probe, wanted):
-    """Return ``{name: {"version", "held"} | None}`` for the wanted names and every driver package installed."""
-    found = dict.fromkeys(wanted)
-    answer = probe.command("dpkg-query", "--show", "--showformat", "${Package}\t${db:Status-Abbrev}\t${Version}\n")
-    if answer is not None:
-        for line in answer[1].splitlines():
-            name, status, version = line.split("\t")
-            if status[1:2] == "i" and (name in found or _DRIVER_PACKAGE.search(name)):
-                found[name] = {"version": version, "held": status[0] == "h"}
-        return found
-    answer = probe.command("rpm", "--query", "--all", "--queryformat", "%{NAME}\t%{VERSION}-%{RELEASE}\n")
-    if answer is not None:
-        locked = probe.text("/etc/dnf/plugins/versionlock.list") or ""
-        for line in answer[1].splitlines():
-            name, version = line.split("\t")
-            if name in found or _DRIVER_PACKAGE.search(name):
-                found[name] = {"version": version, "held": f"{name}-" in locked}
-    return found
 
 
 def files(probe, wanted):
@@ -134,27 +309,10 @@ def files(probe, wanted):
         try:
             content = path.read_bytes()
             found[name] = {"sha256": hashlib.sha256(content).hexdigest(), "mode": f"{path.stat().st_mode & 0o7777:04o}"}
-        except OSError:
+        except OSError as error:
+            if error.errno not in _ABSENT:
+                probe.error(name, error.strerror)
             found[name] = None
-    return found
-
-
-def units(probe, wanted):
-    """Return ``{unit: {"load", "active", "enabled"}}`` from one question to systemd."""
-    found = {name: {"load": "unknown", "active": "unknown", "enabled": "unknown"} for name in wanted}
-    if not wanted:
-        return found
-    answer = probe.command("systemctl", "show", "--property", "LoadState,ActiveState,UnitFileState", *wanted)
-    if answer is None:
-        return found
-    blocks = answer[1].strip().split("\n\n")
-    for name, block in zip(wanted, blocks):
-        values = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
-        found[name] = {
-            "load": values.get("LoadState", "unknown"),
-            "active": values.get("ActiveState", "unknown"),
-            "enabled": values.get("UnitFileState") or "not-found",
-        }
     return found
 
 
@@ -163,74 +321,9 @@ def kernel_modules(probe, wanted):
     found = {}
     for name in wanted:
         base = f"/sys/module/{name.replace('-', '_')}"
-        refcnt = (probe.text(f"{base}/refcnt") or "").strip()
         found[name] = {
             "loaded": probe.path(base).is_dir(),
-            "version": (probe.text(f"{base}/version") or "").strip() or None,
-            "refcnt": int(refcnt) if refcnt.isdigit() else None,
+            "version": probe.line(f"{base}/version"),
+            "refcnt": probe.number(f"{base}/refcnt"),
         }
-    return found
-
-
-def rdma_devices(probe):
-    """Return one row per RDMA port: state and link layer as the kernel names them."""
-    rows = []
-    for port in probe.glob("/sys/class/infiniband/*/ports/*"):
-        name = port.parent.parent.name
-        base = f"/sys/class/infiniband/{name}/ports/{port.name}"
-        rows.append(
-            {
-                "name": name,
-                "port": int(port.name),
-                "state": (probe.text(f"{base}/state") or "").rpartition(":")[2].strip() or None,
-                "link_layer": (probe.text(f"{base}/link_layer") or "").strip() or None,
-            }
-        )
-    return rows
-
-
-def _socket_owners(probe, inodes):
-    owners = {}
-    if not inodes:
-        return owners
-    for entry in probe.glob("/proc/[0-9]*/fd/*"):
-        try:
-            target = str(entry.readlink())
-        except OSError:
-            continue
-        if target.startswith("socket:[") and target[8:-1] in inodes:
-            owners[target[8:-1]] = int(entry.parent.parent.name)
-    return owners
-
-
-def _listen_address(text):
-    if len(text) == 8:
-        return socket.inet_ntop(socket.AF_INET, bytes.fromhex(text)[::-1])
-    words = [bytes.fromhex(text[start : start + 8])[::-1] for start in range(0, 32, 8)]
-    return socket.inet_ntop(socket.AF_INET6, b"".join(words))
-
-
-def listening(probe, ports):
-    """Return who listens on the given TCP ports: address, port, process id and name."""
-    rows = []
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in (probe.text(table) or "").splitlines()[1:]:
-            fields = line.split()
-            address, _, port = fields[1].partition(":")
-            if fields[3] == _LISTEN and int(port, 16) in ports:
-                rows.append({"address": _listen_address(address), "port": int(port, 16), "inode": fields[9]})
-    owners = _socket_owners(probe, {row["inode"] for row in rows})
-    for row in rows:
-        pid = owners.get(row.pop("inode"))
-        row["pid"] = pid
-        row["process"] = (probe.text(f"/proc/{pid}/comm") or "").strip() if pid else None
-    return rows
-
-
-def addresses(probe):
-    """Return ``{interface: [address, ...]}``, loopback left out."""
-    found = {}
-    for link in probe.json_command("ip", "-json", "address", "show") or []:
-        if link.get("ifname") != "lo":
-            found[link["ifname"]] = [row["local"] for row in link.get("addr_info", []) if row.get("scope") == "global"]
     return found

@@ -1,9 +1,60 @@
-"""The parts of a Snapshot: operating system, packages, driver, network, Docker, engine container."""
+"""The parts of a Snapshot about the system: packages, units, network, Docker, image, engine, weights, updates.
+
+Throughout, None says that something could not be told (the snapshot's ``errors`` say why), an empty tuple or mapping
+that it was looked for and not there.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from kimi_runbook.hardware_facts import (
+    Accelerator,
+    CdiSpec,
+    DriverFacts,
+    FabricFacts,
+    Gpu,
+    Holder,
+    IommuFacts,
+    KernelFacts,
+    KernelLog,
+    ModuleFacts,
+    RdmaFacts,
+    RdmaPort,
+)
+
+__all__ = [
+    "Accelerator",
+    "BootFacts",
+    "CdiSpec",
+    "ClockFacts",
+    "ContainerFacts",
+    "DriverFacts",
+    "EngineFacts",
+    "FabricFacts",
+    "FileFacts",
+    "Gpu",
+    "Holder",
+    "ImageFacts",
+    "IommuFacts",
+    "KernelFacts",
+    "KernelLog",
+    "Listener",
+    "MemlockFacts",
+    "ModuleFacts",
+    "NetworkFacts",
+    "OsFacts",
+    "PackageFacts",
+    "PinFile",
+    "ProbeError",
+    "RdmaFacts",
+    "RdmaPort",
+    "RuntimeFacts",
+    "UnitFacts",
+    "Updater",
+    "WeightsFacts",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,74 +102,6 @@ class UnitFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holder:
-    """A process that keeps a GPU device open."""
-
-    pid: int
-    name: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DriverFacts:
-    """The driver versions that may differ, and what stands in the way of changing them.
-
-    Attributes:
-        on_disk: Version of the module the running kernel would load; None when there is none.
-        loaded: Version the kernel runs; only this one is "the driver".
-        userspace: Version of the NVML library.
-        smi_rc: Exit status of nvidia-smi, 18 for a version mismatch; None when it was not run or did not answer.
-        secure_boot: Whether Secure Boot is on; None when unknown.
-        key_enrolled: Whether the key that signs local modules is enrolled; None when unknown.
-        headers_present: Whether headers of the running kernel are installed; None when unknown.
-        runfile: True when an installation by .run file, unknown to the package manager, was found.
-        standin: True when the driver is the lab's stand-in.
-    """
-
-    on_disk: str | None = None
-    loaded: str | None = None
-    flavour: str | None = None
-    userspace: str | None = None
-    smi_rc: int | None = None
-    smi_message: str | None = None
-    standin: bool = False
-    holders: tuple[Holder, ...] = ()
-    secure_boot: bool | None = None
-    key_enrolled: bool | None = None
-    headers_present: bool | None = None
-    runfile: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
-    """One GPU as nvidia-smi lists it; memory in MiB."""
-
-    index: int
-    name: str | None = None
-    uuid: str | None = None
-    memory_total_mib: int | None = None
-    memory_used_mib: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleFacts:
-    """One kernel module."""
-
-    loaded: bool
-    version: str | None = None
-    refcnt: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RdmaPort:
-    """One port of an RDMA device."""
-
-    name: str
-    port: int | None = None
-    state: str | None = None
-    link_layer: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Listener:
     """A listening TCP socket; pid, process and container are None when they could not be seen."""
 
@@ -131,10 +114,12 @@ class Listener:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkFacts:
-    """Addresses per interface, and listening TCP sockets."""
+    """Addresses per interface, listening TCP sockets, MTU in bytes, speed in Mbit/s (None where a link tells none)."""
 
     addresses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     listening: tuple[Listener, ...] = ()
+    mtu: Mapping[str, int | None] = field(default_factory=dict)
+    speed: Mapping[str, int | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +129,10 @@ class RuntimeFacts:
     Attributes:
         daemon: Parsed daemon.json; None when there is no such file (or it is malformed: then daemon_error says why).
         free_inodes: None where the file system does not count inodes.
+        read_only: Whether the image store's file system is mounted read-only, as it is remounted after an error.
+        toolkit: Packages of the NVIDIA container toolkit to their versions.
+        storage_driver: Docker's storage driver: overlay2, or overlayfs with containerd's image store.
+        cdi_enabled: Whether Docker injects devices by CDI.
     """
 
     docker_version: str | None = None
@@ -151,8 +140,42 @@ class RuntimeFacts:
     store_path: str | None = None
     free_bytes: int | None = None
     free_inodes: int | None = None
+    read_only: bool | None = None
     daemon: Mapping[str, object] | None = None
     daemon_error: str | None = None
+    toolkit: Mapping[str, str] | None = None
+    default_runtime: str | None = None
+    storage_driver: str | None = None
+    cdi_enabled: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distribution:
+    """One Python distribution installed in the image."""
+
+    name: str
+    version: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Library:
+    """One shared library in the image; version as its file name has it."""
+
+    path: str
+    name: str
+    version: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageStack:
+    """What the image brings, read from its layers on disk; ``torch_cuda`` is ``torch.version.cuda``."""
+
+    python: tuple[Distribution, ...] = ()
+    libraries: tuple[Library, ...] = ()
+    torch: str | None = None
+    torch_cuda: str | None = None
+    vllm: str | None = None
+    nccl: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +187,7 @@ class ImageFacts:
     repo_digests: tuple[str, ...] = ()
     architecture: str | None = None
     size_bytes: int | None = None
+    stack: ImageStack | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,8 +212,87 @@ class ContainerFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineProcess:
+    """The engine's first process: its command line as the kernel has it, secrets not shown, and its start in UTC."""
+
+    argv: tuple[str, ...] = ()
+    started_at: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    """The engine beside its container: the steering variables of its unit, and its process."""
+
+    unit_env: Mapping[str, str] = field(default_factory=dict)
+    process: EngineProcess | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsFacts:
+    """The model's files on this host.
+
+    Attributes:
+        revision: As recorded beside the files; None when nothing was recorded.
+        files: Files found, hidden ones left out.
+        bytes: Their size together.
+        checksums: File to SHA-256 as recorded at the download; the files themselves are not hashed.
+        free_bytes: Room left on their file system.
+    """
+
+    path: str
+    revision: str | None = None
+    files: int | None = None
+    bytes: int | None = None
+    checksums: Mapping[str, str] | None = None
+    free_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitLine:
+    """One line about memlock and the file it stands in."""
+
+    file: str
+    line: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemlockFacts:
+    """The limit on locked memory in each place that sets one; ``infinity``, ``unlimited`` and ``-1`` are no limit."""
+
+    limits_conf: tuple[LimitLine, ...] | None = None
+    systemd_default: str | None = None
+    docker_unit: str | None = None
+    daemon_json: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockFacts:
+    """Whether the kernel's clock is synchronised, and the active service that does it."""
+
+    synchronized: bool | None = None
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Updater:
+    """Something that changes packages by itself: whether it runs or waits for its time, and whether it is enabled."""
+
+    name: str
+    active: bool | None = None
+    enabled: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinFile:
+    """A file that steers which version the package manager takes, with its SHA-256 in hex."""
+
+    path: str
+    sha256: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeError:
     """A question the snapshot could not get answered."""
 
     probe: str
-    message: str
+    message: str = ""
