@@ -9,10 +9,11 @@ from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
-from kimi_runbook.judge import judge_fleet
+from kimi_runbook.by_hand import left_behind, unsettled
+from kimi_runbook.judge import examine_fleet
 from kimi_runbook.lock import parse_lock
 from kimi_runbook.plan import build_plan, make_batches, render_findings_table
-from kimi_runbook.snapshot import Snapshot
+from kimi_runbook.snapshot_files import read_snapshot
 
 
 def _write(path, value):
@@ -37,8 +38,12 @@ class ActionModule(ActionBase):
         expected = {host: dict(hostvars[host]["kimi_expected"]) for host in raw}
         expected.update({host: {"host": host, "address": hostvars[host]["engine_address"]} for host in missing})
         lock = parse_lock(args["lock"], "the run's lock")
-        snapshots = {host: Snapshot.from_json(raw[host]) if host in raw else None for host in hosts}
-        findings = judge_fleet(snapshots, expected, lock, missing=missing)
+        read = {host: read_snapshot(raw[host], f"snapshot of {host}") for host in hosts if host in raw}
+        snapshots = {host: read[host].snapshot if host in read else None for host in hosts}
+        judged = examine_fleet(
+            snapshots, expected, lock, missing=missing, flaws={host: one.flaws for host, one in read.items()}
+        )
+        findings = judged.findings
         plan = build_plan(args["run"]["id"], findings, lock, make_batches(hosts, args["batches"]))
 
         run_dir = Path(args["run"]["dir"])
@@ -50,18 +55,16 @@ class ActionModule(ActionBase):
         _write(run_dir / f"findings{suffix}.json", [finding.to_json() for finding in findings])
         _write(run_dir / f"plan{suffix}.json", plan.to_json())
         Display().display(
-            render_findings_table(snapshots, findings, lock)
+            render_findings_table(snapshots, findings, lock, judged.coverage)
             + f"\nWritten to {run_dir}/findings{suffix}.json and plan{suffix}.json"
         )
 
-        stops = [finding for finding in findings if finding.severity == "stop"]
+        stops = [finding for finding in findings if finding.severity == "stop"] + left_behind(findings)
         if stops:
             raise AnsibleActionFail("\n".join(map(_sentence, stops)) + ("" if look > 1 else "\nNothing was changed."))
-        unsettled = [
-            finding for finding in findings if finding.severity == "change" and finding.role in args["settled_roles"]
-        ]
-        if unsettled:
-            raise AnsibleActionFail("Not settled after the change:\n" + "\n".join(map(_sentence, unsettled)))
+        unfinished = unsettled(findings, args["settled_roles"])
+        if unfinished:
+            raise AnsibleActionFail("Not settled after the change:\n" + "\n".join(map(_sentence, unfinished)))
         return {
             **result,
             "changed": False,

@@ -9,7 +9,7 @@ from ansible.errors import AnsibleFilterError
 
 from kimi_runbook import engine_node, wishes
 from kimi_runbook.acceptance.completion import pending_run
-from kimi_runbook.driver_verdict import judge_driver
+from kimi_runbook.driver_verdict import driver_verdict
 from kimi_runbook.errors import RunbookError
 from kimi_runbook.snapshot import Snapshot
 
@@ -35,16 +35,8 @@ def _loaded(modules: dict[str, Any]) -> list[str]:
 
 
 def _driver_verdict(snapshot: dict[str, Any], wanted: dict[str, Any]) -> dict[str, str]:
-    """Return ``name`` and ``reason`` of the verdict after an install, when the packages are at the target."""
-    seen = Snapshot.from_json(snapshot)
-    verdict = judge_driver(
-        seen.driver,
-        target=wanted["version"],
-        activation=wanted["activation"],
-        package_at_target=True,
-        drm=seen.modules.get("nvidia_drm"),
-    )
-    return {"name": verdict.name, "reason": verdict.reason}
+    """Return ``name`` and ``reason`` of the verdict on the driver as it is now."""
+    return driver_verdict(Snapshot.from_json(snapshot), wanted).to_json()
 
 
 def _acceptance_hosts(nodes: list[str], hostvars: dict[str, Any], *, sudo: bool) -> list[dict[str, Any]]:

@@ -11,9 +11,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from kimi_runbook.driver_state import Around, around, disk_flavour
 from kimi_runbook.host_facts import DriverFacts, Holder, ModuleFacts, PackageFacts
 from kimi_runbook.reading import Fields, data_file
 from kimi_runbook.snapshot import Snapshot
+from kimi_runbook.versions import same_build
 
 VerdictName = Literal["ok", "reload", "reboot", "install", "repair"]
 
@@ -42,20 +44,32 @@ def driver_verdict(snapshot: Snapshot, wanted: Mapping[str, object], flavour: st
         flavour: The locked module flavour.
     """
     fields = Fields(wanted, "expected driver")
+    target = fields.text("version")
     return judge_driver(
-        snapshot.driver,
-        target=fields.text("version"),
+        replace(snapshot.driver, flavour=disk_flavour(snapshot.driver)),
+        target=target,
         flavour=flavour,
         activation=fields.optional_text("activation") or "reboot",
-        package_at_target=module_package_at(snapshot.packages, fields.text("version")),
+        package_at_target=module_package_at(snapshot.packages, target),
         drm=snapshot.modules.get("nvidia_drm"),
+        state=around(snapshot, target),
     )
 
 
 def activation_after(snapshot: Snapshot, wanted: Mapping[str, object]) -> DriverVerdict:
-    """Return how the wanted driver would be loaded once an installation has put it on disk."""
-    installed = replace(snapshot.driver, on_disk=Fields(wanted, "expected driver").text("version"), flavour=None)
-    return driver_verdict(replace(snapshot, driver=installed), wanted)
+    """Return how the wanted driver would be loaded once an installation has put it on disk.
+
+    The installation rebuilds the initramfs, so what that holds now does not count.
+    """
+    fields = Fields(wanted, "expected driver")
+    target = fields.text("version")
+    return judge_driver(
+        replace(snapshot.driver, on_disk=target, flavour=None),
+        target=target,
+        activation=fields.optional_text("activation") or "reboot",
+        drm=snapshot.modules.get("nvidia_drm"),
+        state=replace(around(snapshot, target), initramfs=()),
+    )
 
 
 def module_package_at(packages: Mapping[str, PackageFacts | None], version: str) -> bool:
@@ -69,18 +83,8 @@ def module_package_at(packages: Mapping[str, PackageFacts | None], version: str)
 
 
 def same_version(observed: str, wanted: str) -> bool:
-    """Whether an installed version is the wanted one.
-
-    An epoch or a release the wanted version does not name is left out of the comparison: RPM packages of the driver
-    carry the epoch 3, so ``3:580.95.05-1.el9`` is ``580.95.05``.
-    """
-    if observed == wanted:
-        return True
-    if ":" not in wanted:
-        observed = observed.partition(":")[2] or observed
-    if "-" not in wanted:
-        observed = observed.rpartition("-")[0] or observed
-    return observed == wanted
+    """Whether an installed version is the wanted one; see versions.same_build."""
+    return same_build(observed, wanted)
 
 
 def judge_driver(  # noqa: PLR0913 - the facts the verdict rests on, each by its name
@@ -91,6 +95,7 @@ def judge_driver(  # noqa: PLR0913 - the facts the verdict rests on, each by its
     activation: str = "reboot",
     package_at_target: bool = False,
     drm: ModuleFacts | None = None,
+    state: Around | None = None,
 ) -> DriverVerdict:
     """Return the verdict.
 
@@ -102,7 +107,9 @@ def judge_driver(  # noqa: PLR0913 - the facts the verdict rests on, each by its
         package_at_target: Whether the packages are installed at the target; then a missing module means its build
             failed.
         drm: The nvidia_drm module: with references, a console or display owns the GPU and a reload cannot work.
+        state: What else decides how a driver is loaded; nothing of it when not given.
     """
+    state = state or Around()
     if driver.on_disk is None and package_at_target:
         return DriverVerdict(
             name="repair", reason="the packages are installed, but the running kernel has no module of theirs"
@@ -112,11 +119,14 @@ def judge_driver(  # noqa: PLR0913 - the facts the verdict rests on, each by its
     if driver.flavour not in (None, flavour):
         return DriverVerdict(name="install", reason=f"the {driver.flavour} module flavour is installed")
     if driver.loaded != target:
-        return _activate(driver, target, activation, drm)
-    return _running(driver, target)
+        told = f"{target} is on disk, {driver.loaded or 'no module'} is loaded"
+        return _activate(driver, told, activation, drm, state)
+    return _running(driver, target, activation, drm, state)
 
 
-def _running(driver: DriverFacts, target: str) -> DriverVerdict:
+def _running(
+    driver: DriverFacts, target: str, activation: str, drm: ModuleFacts | None, state: Around
+) -> DriverVerdict:
     """Judge a host whose module is right on disk and in the kernel: everything around it has to agree."""
     problems: tuple[tuple[bool, VerdictName, str], ...] = (
         (driver.userspace not in (None, target), "install", f"the user-space library is {driver.userspace}"),
@@ -125,23 +135,36 @@ def _running(driver: DriverFacts, target: str) -> DriverVerdict:
             "repair",
             f"nvidia-smi reports a version mismatch (exit status {SMI_VERSION_MISMATCH})",
         ),
+        (state.nvml not in (None, target), "install", f"NVML answers as {state.nvml}"),
     )
     for applies, name, reason in problems:
         if applies:
             return DriverVerdict(name=name, reason=reason)
+    if None not in (state.loaded_flavour, driver.flavour) and state.loaded_flavour != driver.flavour:
+        told = f"{target} is loaded in the {state.loaded_flavour} flavour, the {driver.flavour} one is on disk"
+        return _activate(driver, told, activation, drm, state)
+    if state.parameters:
+        told = f"{target} is loaded, with another {', '.join(state.parameters)} than its files say"
+        return _activate(driver, told, activation, drm, state)
     return DriverVerdict(name="ok", reason=f"{target} is on disk and loaded")
 
 
-def _activate(driver: DriverFacts, target: str, activation: str, drm: ModuleFacts | None) -> DriverVerdict:
-    state = f"{target} is on disk, {driver.loaded or 'no module'} is loaded"
-    if drm is not None and drm.loaded and drm.refcnt:
-        return DriverVerdict(name="reboot", reason=f"{state}, and a display uses nvidia_drm")
+def _activate(driver: DriverFacts, told: str, activation: str, drm: ModuleFacts | None, state: Around) -> DriverVerdict:
+    """Choose between reload and reboot: a reload only where the site allows it and nothing speaks against it."""
     strangers = foreign_holders(driver.holders)
-    if strangers:
-        return DriverVerdict(name="reboot", reason=f"{state}, and {strangers[0].name} cannot be stopped by a role")
+    reasons = (
+        (drm is not None and drm.loaded and drm.refcnt, "a display uses nvidia_drm"),
+        (state.nouveau, "nouveau holds the GPUs"),
+        (state.initramfs, f"the initramfs holds {', '.join(state.initramfs)}"),
+        (state.boot_parameters, f"{', '.join(state.boot_parameters)} is read at boot"),
+        (strangers, f"{strangers[0].name if strangers else ''} cannot be stopped by a role"),
+    )
+    for applies, reason in reasons:
+        if applies:
+            return DriverVerdict(name="reboot", reason=f"{told}, and {reason}")
     if activation == "reload":
-        return DriverVerdict(name="reload", reason=state)
-    return DriverVerdict(name="reboot", reason=f"{state}; a reboot is this site's way to load it")
+        return DriverVerdict(name="reload", reason=told)
+    return DriverVerdict(name="reboot", reason=f"{told}; a reboot is this site's way to load it")
 
 
 def foreign_holders(holders: Collection[Holder], own_pids: Collection[int] = ()) -> tuple[Holder, ...]:

@@ -1,7 +1,8 @@
 """Which environment variables and options may be read, compared and written down: an allow-list, and what is a secret.
 
 The snapshot takes only the variables :func:`may_report` lets through, so only those may be compared; any other name
-would differ for ever. plugins/module_utils/host_probe.py holds the same patterns, since a node has no library.
+would differ for ever. The patterns stand in data/secrets.yml, and in plugins/module_utils/redaction.py as well,
+since a node has no library.
 """
 
 from __future__ import annotations
@@ -9,17 +10,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-STEERING = re.compile(
-    r"(NCCL|UCX|GLOO|VLLM|CUDA|NVIDIA|TORCH|TORCHDYNAMO|PYTORCH|OMP|TP|MASTER)_[A-Z0-9_]+|HF_HUB_OFFLINE"
-)
+from kimi_runbook.reading import data_file
+
+_NAMES = data_file("secrets.yml").fields("names")
+
+STEERING = re.compile(_NAMES.text("steering"))
 """Names that steer the engine; anything else could be a secret."""
 
-SECRET = re.compile(
-    r"KEY|(?<!MAX_)(?<!NUM_)TOKEN(?!IZ|S_PER)|SECRET|PASSW|PASSPHRASE|PASS$|CREDENTIAL|AUTH", re.IGNORECASE
-)
+SECRET = re.compile(_NAMES.text("secret"), re.IGNORECASE)
 """Names whose values are secrets; counts of tokens and TOKENIZERS_PARALLELISM are none."""
 
-SECRET_OPTIONS = ("--api-key", "--hf-token")
+SECRET_OPTIONS = _NAMES.texts("options")
 """Options of ``vllm serve`` whose values are secrets. Source: vLLM 0.27.1 to 0.33, entrypoints, engine/arg_utils.py."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 
 from kimi_runbook.reading import Fields, data_file
 
@@ -13,15 +14,30 @@ SEVERITIES = ("stop", "change", "warn", "info")
 ACTIONS = ("repair", "install", "configure", "reload", "reboot", "pull", "restart")
 """What a plan may hold, in the order in which it is done on a host."""
 
+FLEET = "fleet"
+"""The host of a finding about several hosts; its text names them."""
+
+CATALOGUE = (
+    *("findings.yml", "findings_driver.yml", "findings_gpu.yml", "findings_host.yml", "findings_service.yml"),
+    "findings_fleet.yml",
+)
+"""The files of the table of findings, by subject."""
+
+
+@cache
+def catalogue() -> Mapping[str, Fields]:
+    """Return code to its entry in the table of findings, in the order of the files."""
+    return {code: data_file(name).fields(code) for name in CATALOGUE for code in data_file(name).names()}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """One judged difference.
 
     Attributes:
-        code: Stable name, a key of data/findings.yml.
+        code: Stable name, a key of the table of findings.
         severity: stop, change, warn or info.
-        host: Inventory name.
+        host: Inventory name, or FLEET.
         role: The role that acts, or that found it.
         observed: What is there.
         expected: What must be there.
@@ -43,7 +59,12 @@ class Finding:
     @property
     def title(self) -> str:
         """The finding's name in words."""
-        return data_file("findings.yml").fields(self.code).text("title")
+        return catalogue()[self.code].text("title")
+
+    @property
+    def page(self) -> str:
+        """The page that explains the finding, with its anchor."""
+        return f"docs/checks/{catalogue()[self.code].text('page')}.md#{anchor(self.code)}"
 
     def to_json(self) -> dict[str, object]:
         """Return the JSON form."""
@@ -57,27 +78,35 @@ class Finding:
         return cls(**texts, action=fields.optional_text("action"))
 
 
+def anchor(code: str) -> str:
+    """Return the anchor a heading of this code gets on a rendered page: dots are dropped, the rest stays."""
+    return code.replace(".", "")
+
+
 def make_finding(  # noqa: PLR0913 - the fields of a finding that are not in the catalogue
     code: str, *, host: str, observed: str, expected: str, subject: str = "", role: str | None = None
 ) -> Finding:
     """Build a finding from the catalogue.
 
     Args:
-        code: A key of data/findings.yml.
-        host: Inventory name.
+        code: A key of the table of findings.
+        host: Inventory name, or FLEET.
         observed: What is there.
         expected: What must be there.
         subject: Package, file, unit, ... the finding is about; fills ``{subject}`` of the next step.
         role: The role that declared the subject, where the catalogue names none.
+
+    Raises:
+        KeyError: The table has no such code.
     """
-    entry = data_file("findings.yml").fields(code)
+    entry = catalogue()[code]
     acting = role or entry.text("role")
     return Finding(
         code=code,
         severity=entry.text("severity"),
         host=host,
         role=acting,
-        observed=observed,
+        observed=observed.strip() or "nothing",
         expected=expected,
         source=entry.text("source"),
         next_step=entry.text("next_step")

@@ -2,46 +2,31 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection
 from http.client import HTTPException, HTTPMessage
 
 from kimi_runbook.errors import RunbookError
-from kimi_runbook.reading import Fields, data_file, parse_json
+from kimi_runbook.image_index import (
+    INDEX_TYPES,
+    MANIFEST_TYPES,
+    Document,
+    Kind,
+    Manifest,
+    digest_of_bytes,
+    layer_bytes,
+    linux_manifests,
+    oci_architecture,
+)
+from kimi_runbook.reading import Fields, parse_json
 
-# Media types: OCI image specification 1.1 and "Image Manifest Version 2, Schema 2" of the Docker distribution project.
-INDEX_TYPES = (
-    "application/vnd.oci.image.index.v1+json",
-    "application/vnd.docker.distribution.manifest.list.v2+json",
-)
-MANIFEST_TYPES = (
-    "application/vnd.oci.image.manifest.v1+json",
-    "application/vnd.docker.distribution.manifest.v2+json",
-)
+__all__ = ["INDEX_TYPES", "MANIFEST_TYPES", "Manifest", "fetch_manifest", "oci_architecture", "verify_image"]
+
 _MAX_BYTES = 4 * 1024 * 1024  # the distribution specification asks registries to accept manifests up to this size
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
-    """What a reference resolves to.
-
-    Attributes:
-        digest: Digest of the content read, computed here.
-        media_type: Its media type.
-        manifests: Architecture to manifest digest; for an image without an index, its one architecture.
-        sizes: Architecture to the sum of its compressed layers, in bytes.
-    """
-
-    digest: str
-    media_type: str
-    manifests: Mapping[str, str]
-    sizes: Mapping[str, int]
 
 
 def fetch_manifest(repository: str, reference: str, *, insecure: bool = False, timeout_s: float = 20) -> Manifest:
@@ -58,20 +43,16 @@ def fetch_manifest(repository: str, reference: str, *, insecure: bool = False, t
     """
     client = _Client(repository, insecure=insecure, timeout_s=timeout_s)
     top = client.manifest(reference)
-    if top.media_type in MANIFEST_TYPES:
+    if top.kind == "manifest":
         architecture = client.architecture(top)
         return Manifest(
             digest=top.digest,
             media_type=top.media_type,
             manifests={architecture: top.digest},
-            sizes={architecture: _layer_bytes(top)},
+            sizes={architecture: layer_bytes(top)},
         )
-    manifests: dict[str, str] = {}
-    for entry in top.fields.each("manifests"):
-        platform = entry.optional_fields("platform")
-        if platform and platform.optional_text("os") == "linux":  # attestations say "unknown"
-            manifests.setdefault(platform.text("architecture"), entry.text("digest"))
-    sizes = {name: _layer_bytes(client.manifest(digest)) for name, digest in manifests.items()}
+    manifests = linux_manifests(top)
+    sizes = {name: layer_bytes(client.manifest(digest)) for name, digest in manifests.items()}
     return Manifest(digest=top.digest, media_type=top.media_type, manifests=manifests, sizes=sizes)
 
 
@@ -110,22 +91,6 @@ def verify_image(
     return manifest
 
 
-def oci_architecture(machine: str) -> str:
-    """Return the OCI name of an architecture: ``x86_64`` gives ``amd64``; OCI names pass through."""
-    return data_file("platform.yml").text_map("oci_architecture").get(machine, machine)
-
-
-@dataclass(frozen=True, slots=True)
-class _Document:
-    digest: str
-    media_type: str
-    fields: Fields
-
-
-def _layer_bytes(document: _Document) -> int:
-    return sum(layer.integer("size") for layer in document.fields.each("layers"))
-
-
 class _Client:
     def __init__(self, repository: str, *, insecure: bool, timeout_s: float) -> None:
         host, name = _split(repository)
@@ -138,7 +103,7 @@ class _Client:
         handlers = [urllib.request.ProxyHandler({})] if insecure else []
         self._opener = urllib.request.build_opener(*handlers)
 
-    def manifest(self, reference: str) -> _Document:
+    def manifest(self, reference: str) -> Document:
         url = f"{self._base}/manifests/{reference}"
         content, headers = self._get(url, ", ".join((*INDEX_TYPES, *MANIFEST_TYPES)))
         digest = self._verified(url, content, reference if reference.startswith("sha256:") else None)
@@ -154,9 +119,10 @@ class _Client:
                 expected="an OCI or Docker index or manifest",
                 next_step="Push the image again with a current client.",
             )
-        return _Document(digest, media_type, fields)
+        kind: Kind = "index" if media_type in INDEX_TYPES else "manifest"
+        return Document(kind=kind, digest=digest, media_type=media_type, fields=fields)
 
-    def architecture(self, manifest: _Document) -> str:
+    def architecture(self, manifest: Document) -> str:
         digest = manifest.fields.fields("config").text("digest")
         url = f"{self._base}/blobs/{digest}"
         content, _ = self._get(url, "*/*")
@@ -164,7 +130,7 @@ class _Client:
         return Fields(parse_json(content.decode("utf-8", "replace"), url), url).text("architecture")
 
     def _verified(self, url: str, content: bytes, expected: str | None) -> str:
-        digest = "sha256:" + hashlib.sha256(content).hexdigest()
+        digest = digest_of_bytes(content)
         if expected is not None and digest != expected:
             raise RunbookError(
                 where=url,

@@ -12,13 +12,8 @@ from typing import Any
 import pytest
 import yaml
 from judging import expected_data, lock_data, snapshot_data
-from yamllint import linter
-from yamllint.config import YamlLintConfig
 
 from kimi_runbook import cli
-from kimi_runbook.commands import lock as lock_command
-from kimi_runbook.lock import load_lock
-from kimi_runbook.registry import Manifest
 
 
 @pytest.fixture
@@ -64,7 +59,7 @@ def test_audit_exit_codes(
     (files / "k3-a.json").write_text(json.dumps(data), encoding="utf-8")
     assert audit(files, "--json") == code
     document = json.loads(capsys.readouterr().out)
-    assert set(document) == {"findings", "plan"} and document["findings"]
+    assert {"findings", "plan"} <= set(document) and document["findings"]
     assert document["plan"]["batches"] == [["k3-a"]]
 
 
@@ -95,83 +90,6 @@ def test_unreadable_input(files: Path, capsys: pytest.CaptureFixture[str], name:
 def test_missing_file(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert audit(files, snapshot="absent.json") == 2
     assert "no such file" in capsys.readouterr().err
-
-
-def test_lock_resolve_writes_a_lock_that_loads(
-    files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[bool] = []
-
-    def fetch(repository: str, reference: str, *, insecure: bool) -> Manifest:
-        asked.append(insecure)
-        return Manifest(
-            digest="sha256:" + "d" * 64,
-            media_type="application/vnd.oci.image.index.v1+json",
-            manifests={"amd64": "sha256:" + "e" * 64},
-            sizes={"amd64": 5},
-        )
-
-    monkeypatch.setattr(lock_command, "fetch_manifest", fetch)
-    data = lock_data()
-    for key in ("digest", "manifests", "size_bytes"):
-        del data["image"][key]
-    (files / "template.yml").write_text(yaml.safe_dump(data), encoding="utf-8")
-    out = files / "new" / "lock.yml"
-    arguments = ["lock", "resolve", "--template", str(files / "template.yml"), "--out", str(out)]
-    assert cli.main(arguments) == 0
-    assert cli.main([*arguments, "--insecure"]) == 0
-    assert asked == [False, True]
-    capsys.readouterr()
-    assert cli.main(["lock", "show", str(out), "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert shown["image"]["digest"] == "sha256:" + "d" * 64 and shown["image"]["insecure"] is True
-    assert [path.name for path in out.parent.iterdir()] == ["lock.yml"]
-
-
-def test_a_written_lock_passes_the_projects_yamllint(
-    files: Path, monkeypatch: pytest.MonkeyPatch, project_root: Path
-) -> None:
-    data = lock_data()
-    manifest = Manifest(
-        digest=data["image"]["digest"],
-        media_type="application/vnd.oci.image.index.v1+json",
-        manifests=data["image"]["manifests"],
-        sizes={"amd64": data["image"]["size_bytes"]},
-    )
-    monkeypatch.setattr(lock_command, "fetch_manifest", lambda *_, **__: manifest)
-    out = files / "written.yml"
-    assert cli.main(["lock", "resolve", "--template", str(files / "lock.yml"), "--out", str(out)]) == 0
-    config = YamlLintConfig(file=str(project_root / ".yamllint"))
-    text = out.read_text(encoding="utf-8")
-    assert [str(problem) for problem in linter.run(text, config)] == []
-    assert "  packages:\n    - nvidia-container-toolkit\n" in text
-    assert load_lock(out).to_json() == data
-
-
-def test_lock_resolve_leaves_nothing_when_it_fails(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = lock_data()
-    data["image"]["repository"] = "127.0.0.1:1/x"
-    (files / "template.yml").write_text(yaml.safe_dump(data), encoding="utf-8")
-    out = files / "out.yml"
-    arguments = ["lock", "resolve", "--template", str(files / "template.yml"), "--out", str(out), "--insecure"]
-    assert cli.main(arguments) == 2
-    assert "registry unreachable" in capsys.readouterr().err
-    assert not out.exists()
-
-
-def test_lock_show_and_diff(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lock, other = str(files / "lock.yml"), files / "other.yml"
-    assert cli.main(["lock", "show", lock]) == 0
-    assert "driver.version: 580.178.04\n" in capsys.readouterr().out
-    assert cli.main(["lock", "diff", lock, lock]) == 0
-    data = lock_data()
-    data["driver"] |= {"version": "580.167.08", "package_version": "580.167.08-1"}
-    other.write_text(yaml.safe_dump(data), encoding="utf-8")
-    capsys.readouterr()
-    assert cli.main(["lock", "diff", lock, str(other)]) == 1
-    assert "driver.version: 580.178.04 -> 580.167.08\n" in capsys.readouterr().out
-    assert cli.main(["lock", "diff", lock, str(other), "--json"]) == 1
-    assert len(json.loads(capsys.readouterr().out)["changes"]) == 2
 
 
 def test_usage_errors_exit_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from judging import a_lock, expected_data, snapshot_data, spoil
+from judging import a_lock
 
 from kimi_runbook.errors import RunbookError
 from kimi_runbook.findings import Finding, make_finding
-from kimi_runbook.judge import judge_host
-from kimi_runbook.plan import Plan, build_plan, diff, make_batches, render_findings_table
-from kimi_runbook.snapshot import Snapshot
+from kimi_runbook.plan import Plan, build_plan, diff, make_batches
 
 
 def change(host: str, code: str, role: str, observed: str = "x") -> Finding:
@@ -104,62 +102,3 @@ def test_diff() -> None:
 def test_hosts_and_batches_must_fit(batches: list[list[str]], message: str) -> None:
     with pytest.raises(RunbookError, match=message):
         build_plan("r", FINDINGS, a_lock(), batches)
-
-
-def test_table() -> None:
-    data = snapshot_data()
-    for path, value in {
-        "driver|on_disk": "570.133.20",
-        "driver|loaded": "570.133.20",
-        "driver|standin": True,
-        "files|/etc/nccl.conf": None,
-        "errors": [{"probe": "nvidia-smi", "message": "grün " + "very long " * 30}],
-    }.items():
-        spoil(data, path, value)
-    sick = Snapshot.from_json(data)
-    healthy = Snapshot.from_json({**snapshot_data(), "hostname": "k3-b"})
-    findings = [
-        *judge_host(None, {"host": "k3-c-with-a-very-long-name"}, a_lock()),
-        *judge_host(sick, expected_data(), a_lock()),
-    ]
-    table = render_findings_table(
-        {"k3-a": sick, "k3-b": healthy, "k3-c-with-a-very-long-name": None}, findings, a_lock()
-    )
-    lines = table.splitlines()
-    assert table.isascii() and max(map(len, lines)) <= 120
-    assert lines[0].split() == [
-        "HOST",
-        "DRIVER",
-        "disk/loaded/target",
-        "RUNTIME",
-        "IMAGE",
-        "NCCL/UCX",
-        "ENGINE",
-        "VERDICT",
-    ]
-    assert lines[1].split() == [
-        *("k3-a", "570.133.20/570.133.20/580.178.04", "20.10.24", "present", "change", "running"),
-        *("install", "configure", "reboot"),
-    ]
-    assert lines[2].split() == [
-        "k3-b",
-        "580.178.04/580.178.04/580.178.04",
-        "20.10.24",
-        "present",
-        "ok",
-        "running",
-        "ok",
-    ]
-    assert lines[3].split() == ["k3-c-with-a-very-l..", "-", "-", "-", "-", "-", "STOP", "(1)"]
-    severities = [line.split()[0] for line in lines[5:-2] if not line.startswith(" ")]
-    assert severities == ["stop", "change", "change", "change", "warn", "info"]
-    assert lines[-1] == "fleet: 3 hosts, 1 stops, 3 changes on 1 hosts, 1 warnings (simulated GPUs)"
-
-
-def test_table_of_a_bare_host_and_of_a_stopped_engine() -> None:
-    bare = Snapshot.from_json({"schema_version": 1, "hostname": "bare"})
-    stopped = snapshot_data()
-    stopped["engine"]["container"]["pid"] = None
-    lines = render_findings_table({"bare": bare, "k3-a": Snapshot.from_json(stopped)}, []).splitlines()
-    assert lines[1].split() == ["bare", "none/none/-", "none", "absent", "ok", "absent", "ok"]
-    assert lines[2].split()[5] == "stopped"

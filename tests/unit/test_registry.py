@@ -11,8 +11,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from lock_cases import image_index, image_manifest
 
 from kimi_runbook.errors import RunbookError
+from kimi_runbook.image_index import manifest_from_documents
 from kimi_runbook.registry import INDEX_TYPES, MANIFEST_TYPES, _split, fetch_manifest, verify_image
 
 OCI_INDEX, DOCKER_LIST = INDEX_TYPES
@@ -229,3 +231,68 @@ def test_verify_image(registry: Registry) -> None:
 )
 def test_repository_names_are_read_as_docker_reads_them(repository: str, host: str, name: str) -> None:
     assert _split(repository) == (host, name)
+
+
+def saved(**sizes: int) -> tuple[bytes, dict[str, bytes]]:
+    manifests = {name: image_manifest(name, size)[0] for name, size in sizes.items()}
+    return image_index(manifests), manifests
+
+
+def test_saved_index_with_its_manifests() -> None:
+    index, manifests = saved(amd64=11, arm64=12)
+    alone = manifest_from_documents([("index.json", index)])
+    assert alone.digest == digest(index) and alone.sizes == {}
+    assert alone.manifests == {name: digest(content) for name, content in manifests.items()}
+    some = manifest_from_documents([("amd64.json", manifests["amd64"]), ("index.json", index)], digest(index))
+    assert some.sizes == {"amd64": 11} and some.manifests == alone.manifests
+
+
+def test_saved_index_without_a_media_type() -> None:
+    index = image_index({"amd64": b"x"}, media_type=None)
+    assert manifest_from_documents([("index.json", index)]).media_type == OCI_INDEX
+
+
+def test_saved_manifest_of_one_architecture_needs_its_configuration() -> None:
+    content, config = image_manifest("arm64", 12)
+    read = manifest_from_documents([("m.json", content), ("config.json", config)])
+    assert read.manifests == {"arm64": digest(content)} and read.sizes == {"arm64": 12}
+    with pytest.raises(RunbookError, match=r"m.json: one manifest without an index.*skopeo inspect --config --raw"):
+        manifest_from_documents([("m.json", content)])
+
+
+def test_saved_file_with_a_final_newline_counts_only_against_a_known_digest() -> None:
+    index, _ = saved(amd64=11)
+    assert manifest_from_documents([("index.json", index + b"\n")], digest(index)).digest == digest(index)
+    exact = index + b"\n"  # a registry may hold one that does end so
+    assert manifest_from_documents([("index.json", exact)], digest(exact)).digest == digest(exact)
+    with pytest.raises(RunbookError, match=r"index.json: a file that ends in a newline.*image.digest"):
+        manifest_from_documents([("index.json", exact)])
+
+
+@pytest.mark.parametrize(
+    ("contents", "pinned", "message"),
+    [
+        pytest.param([], None, "no index and no manifest", id="nothing"),
+        pytest.param([("i", image_index({}))] * 2, None, "i, i: 2 documents of kind index", id="two-indexes"),
+        pytest.param([("i", image_index({}))], "sha256:" + "1" * 64, "i: content with digest sha256:", id="other"),
+        pytest.param(
+            [("i", image_index({})), ("m", image_manifest("amd64", 1)[0])],
+            None,
+            "m: a manifest with digest",
+            id="stray",
+        ),
+        pytest.param([("c", image_manifest("amd64", 1)[1])], None, "c: no index and no manifest", id="config-only"),
+        pytest.param([("x", b"<html>")], None, "x:1:1: Expecting value", id="html"),
+        pytest.param([("x", b"\xff")], None, "x:1:1: Expecting value", id="binary"),
+        pytest.param([("x", b"[]")], None, "x: a list; expected a mapping", id="list"),
+        pytest.param([("x", b'{"a": 1}')], None, "x: a mapping of a; expected an OCI or Docker index", id="stranger"),
+        pytest.param([("x", b'{"mediaType": "application/vnd.x"}')], None, "x: media type application", id="type"),
+        pytest.param([("x", b'{"mediaType": 1}')], None, "mediaType: 1; expected a string", id="media-type-number"),
+        pytest.param([("x", b'{"manifests": [1]}')], None, r"manifests\[0\]: 1; expected a mapping", id="entry"),
+    ],
+)
+def test_saved_documents_that_cannot_be_used(
+    contents: list[tuple[str, bytes]], pinned: str | None, message: str
+) -> None:
+    with pytest.raises(RunbookError, match=message):
+        manifest_from_documents(contents, pinned)

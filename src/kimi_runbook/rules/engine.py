@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from kimi_runbook.driver_verdict import process_matches
 from kimi_runbook.environment import differing
 from kimi_runbook.expected import ExpectedEngine
-from kimi_runbook.findings import Finding
 from kimi_runbook.host_facts import ContainerFacts, Listener
 from kimi_runbook.interconnect import debug_variables
 from kimi_runbook.launch import same_arguments
 from kimi_runbook.reading import data_file
-from kimi_runbook.rules import Case
+from kimi_runbook.rules import Case, Check, Outcome
 
 
-def judge(case: Case) -> Iterator[Finding]:
-    """Yield the findings about the engine."""
+def _free_ports(case: Case) -> Outcome:
+    wanted = case.expected.engine
+    if wanted is not None and wanted.serves_http:
+        yield from _ports(case, wanted)
+
+
+def _container(case: Case) -> Outcome:
     wanted, container = case.expected.engine, case.snapshot.container
     if wanted is None:
         return
-    if wanted.serves_http:
-        yield from _ports(case, wanted)
     if container is None or not container.running:
         yield case.finding(
             "engine.absent",
@@ -44,7 +44,7 @@ def judge(case: Case) -> Iterator[Finding]:
             )
 
 
-def _ports(case: Case, wanted: ExpectedEngine) -> Iterator[Finding]:
+def _ports(case: Case, wanted: ExpectedEngine) -> Outcome:
     reported: set[tuple[int, int | None, str | None]] = set()
     for listener in case.snapshot.network.listening:
         who = (listener.port, listener.pid, listener.process)
@@ -75,7 +75,7 @@ def _is_ours(listener: Listener, wanted: ExpectedEngine, container: ContainerFac
     return process_matches(listener.process, data_file("platform.yml").texts("engine_server_processes"))
 
 
-def _image(case: Case, container: ContainerFacts) -> Iterator[Finding]:
+def _image(case: Case, container: ContainerFacts) -> Outcome:
     image = case.expected.image
     if image is None:
         return
@@ -86,7 +86,7 @@ def _image(case: Case, container: ContainerFacts) -> Iterator[Finding]:
         )
 
 
-def _launch(case: Case, wanted: ExpectedEngine, container: ContainerFacts) -> Iterator[Finding]:
+def _launch(case: Case, wanted: ExpectedEngine, container: ContainerFacts) -> Outcome:
     if wanted.args is not None and not same_arguments(container.args, wanted.args):
         missing = [argument for argument in wanted.args if argument not in container.args]
         extra = [argument for argument in container.args if argument not in (*wanted.args, "serve")]
@@ -105,7 +105,7 @@ def _launch(case: Case, wanted: ExpectedEngine, container: ContainerFacts) -> It
         )
 
 
-def _files(case: Case, container: ContainerFacts) -> Iterator[Finding]:
+def _files(case: Case, container: ContainerFacts) -> Outcome:
     for file in case.expected.files:
         if file.path in container.files and file.sha256 and container.files[file.path] != file.sha256:
             inside = container.files[file.path]
@@ -115,3 +115,6 @@ def _files(case: Case, container: ContainerFacts) -> Iterator[Finding]:
                 expected=f"sha256 {file.sha256[:12]}",
                 subject=file.path,
             )
+
+
+CHECKS = (Check("engine.ports", _free_ports), Check("engine.container", _container))

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from kimi_runbook.findings import Finding
-from kimi_runbook.rules import Case
+from kimi_runbook.rules import Case, Check, Outcome, Unknown
 
 
-def judge(case: Case) -> Iterator[Finding]:
-    """Yield the findings about operating system, address and the snapshot itself."""
-    os_, lock = case.snapshot.os, case.lock
-    yield from _distribution(case)
-    if lock.kernel is not None and os_.kernel != lock.kernel:
-        yield case.finding("host.kernel", observed=os_.kernel or "unknown", expected=lock.kernel)
-    yield from _address(case)
+def _kernel(case: Case) -> Outcome:
+    locked, running = case.lock.kernel, case.snapshot.os.kernel
+    if locked is not None and running != locked:
+        yield case.finding("host.kernel", observed=running or "unknown", expected=locked)
+
+
+def _probes(case: Case) -> Outcome:
+    """What the host could not be asked, and whether it is real."""
     for error in case.snapshot.errors:
         yield case.finding(
             "snapshot.probe_failed",
@@ -26,7 +24,7 @@ def judge(case: Case) -> Iterator[Finding]:
         yield case.finding("host.simulated", observed="a stand-in driver", expected="known to the reader")
 
 
-def _distribution(case: Case) -> Iterator[Finding]:
+def _distribution(case: Case) -> Outcome:
     """A host has to run what the roles know and, where the lock names one, that distribution: it can only narrow."""
     os_, locked = case.snapshot.os, case.lock.os
     known = [(entry.id, version) for entry in case.expected.supported_os for version in entry.versions]
@@ -58,9 +56,19 @@ def same_release(observed: str | None, wanted: str) -> bool:
     return not wanted or observed == wanted or (observed or "").startswith(f"{wanted}.")
 
 
-def _address(case: Case) -> Iterator[Finding]:
+def _address(case: Case) -> Outcome:
     interfaces = case.snapshot.network.addresses
     present = {address.partition("/")[0] for addresses in interfaces.values() for address in addresses}
     wanted = case.expected.address
-    if wanted and present and wanted not in present:
+    if wanted and not present:
+        yield Unknown("network: addresses")
+    elif wanted and wanted not in present:
         yield case.finding("network.address_missing", observed=", ".join(sorted(present)), expected=wanted)
+
+
+CHECKS = (
+    Check("host.os", _distribution),
+    Check("host.kernel", _kernel),
+    Check("host.address", _address),
+    Check("host.probes", _probes),
+)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from kimi_runbook.expected import ExpectedImage
-from kimi_runbook.findings import Finding
 from kimi_runbook.registry import oci_architecture
-from kimi_runbook.rules import Case
+from kimi_runbook.rules import Case, Check, Outcome
 
 _GIB = 2**30
 
 
-def judge(case: Case) -> Iterator[Finding]:
+def _image(case: Case) -> Outcome:
     """Yield the findings about the image."""
     wanted = case.expected.image
     if wanted is None:
@@ -47,7 +44,7 @@ def image_present(case: Case, wanted: ExpectedImage) -> bool:
     )
 
 
-def _room(case: Case, wanted: ExpectedImage) -> Iterator[Finding]:
+def _room(case: Case, wanted: ExpectedImage) -> Outcome:
     runtime = case.snapshot.runtime
     store = runtime.store_path or runtime.root_dir or "the image store"
     if runtime.free_bytes is not None and runtime.free_bytes < wanted.bytes_needed:
@@ -64,3 +61,6 @@ def _room(case: Case, wanted: ExpectedImage) -> Iterator[Finding]:
             expected=f"{wanted.inodes_needed} inodes",
             subject=store,
         )
+
+
+CHECKS = (Check("image.present", _image),)

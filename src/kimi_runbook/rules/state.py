@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from kimi_runbook.driver_verdict import same_version
 from kimi_runbook.expected import ExpectedFile, ExpectedPackage, ExpectedUnit
-from kimi_runbook.findings import Finding
 from kimi_runbook.reading import canonical_json
-from kimi_runbook.rules import Case
+from kimi_runbook.rules import Case, Check, Outcome
 
 # States in which a unit is there after a boot; "enabled-runtime" is not. Source: systemctl(1), is-enabled.
 _STARTS_AT_BOOT = ("enabled", "static", "alias", "indirect", "generated")
 
 
-def judge(case: Case) -> Iterator[Finding]:
-    """Yield one finding per declared thing that differs."""
+def _packages(case: Case) -> Outcome:
     for package in case.expected.packages:
         yield from _package(case, package)
+
+
+def _files(case: Case) -> Outcome:
     for file in case.expected.files:
         yield from _file(case, file)
+
+
+def _units(case: Case) -> Outcome:
     for unit in case.expected.units:
         yield from _unit(case, unit)
+
+
+def _modules(case: Case) -> Outcome:
     modules = {name.replace("-", "_"): module for name, module in case.snapshot.modules.items()}
     for module in case.expected.modules:
         found = modules.get(module.name.replace("-", "_"))
@@ -35,10 +42,9 @@ def judge(case: Case) -> Iterator[Finding]:
                 subject=module.name,
                 role=module.role,
             )
-    yield from _daemon(case)
 
 
-def _package(case: Case, package: ExpectedPackage) -> Iterator[Finding]:
+def _package(case: Case, package: ExpectedPackage) -> Outcome:
     name = package.name
     if name not in case.snapshot.packages:
         yield case.not_asked(f"package {name}")
@@ -60,7 +66,7 @@ def _package(case: Case, package: ExpectedPackage) -> Iterator[Finding]:
         )
 
 
-def _file(case: Case, file: ExpectedFile) -> Iterator[Finding]:
+def _file(case: Case, file: ExpectedFile) -> Outcome:
     path = file.path
     if path not in case.snapshot.files:
         yield case.not_asked(f"file {path}")
@@ -87,7 +93,7 @@ def _file(case: Case, file: ExpectedFile) -> Iterator[Finding]:
         )
 
 
-def _unit(case: Case, unit: ExpectedUnit) -> Iterator[Finding]:
+def _unit(case: Case, unit: ExpectedUnit) -> Outcome:
     name = unit.name
     present = case.snapshot.units.get(name)
     if present is None:
@@ -117,7 +123,7 @@ def _unit(case: Case, unit: ExpectedUnit) -> Iterator[Finding]:
         )
 
 
-def _daemon(case: Case) -> Iterator[Finding]:
+def _daemon(case: Case) -> Outcome:
     runtime, role = case.snapshot.runtime, case.expected.daemon_role
     if runtime.daemon_error:
         yield case.finding(
@@ -152,3 +158,12 @@ def contains(present: object, wanted: object) -> bool:
             any(contains(have, want) for have in present) for want in wanted
         )
     return isinstance(present, bool) == isinstance(wanted, bool) and present == wanted  # True == 1 in Python
+
+
+CHECKS = (
+    Check("settings.packages", _packages),
+    Check("settings.files", _files),
+    Check("settings.units", _units),
+    Check("settings.modules", _modules),
+    Check("settings.daemon", _daemon),
+)

@@ -1,0 +1,153 @@
+"""Rules about what belongs to the driver's version: packages, libraries, daemons, CDI files; a toolkit does not."""
+
+from __future__ import annotations
+
+import re
+
+from kimi_runbook.reading import data_file
+from kimi_runbook.rules import Case, Check, Outcome, Unknown
+from kimi_runbook.rules.driver import settled
+from kimi_runbook.versions import is_driver_version, same_build, upstream_of
+
+_OLDEST_BRANCH = 300  # below it a version of three numbers is no driver's: kernels and tools have such numbers
+_GENERATED = ("/var/run/cdi/", "/run/cdi/")  # what nvidia-ctk writes; /etc/cdi is written by hand (CDI, pkg/cdi/doc.go)
+
+
+def driver_version_of(text: str) -> str | None:
+    """Return the driver version a package version names, None when it names none."""
+    try:
+        upstream = upstream_of(text)
+    except ValueError:
+        return None
+    return upstream if is_driver_version(upstream) and int(upstream.partition(".")[0]) > _OLDEST_BRANCH else None
+
+
+def companion_of(package: str) -> str | None:
+    """Return the name without its branch of a package that comes with the driver, None for any other."""
+    bare = re.sub(r"-\d{3}$", "", package)
+    return bare if bare in data_file("lock_rules.yml").fields("companions").names() else None
+
+
+def _strays(case: Case) -> Outcome:
+    target = case.expected.driver_version
+    if target is None or not settled(case):
+        return
+    pattern = re.compile(data_file("platform.yml").text("driver_package_pattern"))
+    declared = {package.name for package in case.expected.packages}
+    for name, package in sorted(case.snapshot.packages.items()):
+        if package is None or name in declared or not pattern.search(name) or companion_of(name):
+            continue
+        if driver_version_of(package.version) not in (None, target):
+            yield case.finding(
+                "driver.stray_package", observed=f"{name} {package.version}", expected=target, subject=name
+            )
+
+
+def _families(case: Case) -> Outcome:
+    if case.expected.driver_version is None:
+        return
+    installed = [name for name, package in sorted(case.snapshot.packages.items()) if package is not None]
+    found = {
+        family: [name for name in installed if re.search(pattern, name)]
+        for family, pattern in data_file("platform.yml").text_map("driver_families").items()
+    }
+    if all(found.values()):
+        told = "; ".join(f"{family}: {', '.join(names[:3])}" for family, names in found.items())
+        yield case.finding("driver.mixed_families", observed=told, expected="packages of one family")
+
+
+def _libraries(case: Case) -> Outcome:
+    target, versions = case.expected.driver_version, case.snapshot.driver.libcuda
+    if target is None or not settled(case):
+        return
+    if versions is None:
+        yield Unknown("driver: libcuda")
+        return
+    for version in versions:
+        if version != target:
+            yield case.finding(
+                "driver.stray_library",
+                observed=f"libcuda.so.{version}",
+                expected=target,
+                subject=f"libcuda.so.{version}",
+            )
+
+
+def _companions(case: Case) -> Outcome:
+    """Packages that have to be of the driver's version, and the daemons that go on running from before."""
+    target = case.expected.driver_version
+    if target is None:
+        return
+    declared = {package.name for package in case.expected.packages}
+    facts = data_file("lock_rules.yml").fields("companions")
+    for name, package in sorted(case.snapshot.packages.items()):
+        bare = companion_of(name)
+        if package is None or bare is None or name in declared:
+            continue
+        locked = case.lock.driver.companions.get(name)
+        wanted = locked or (target if facts.fields(bare).text("version") == "driver" else None)
+        if wanted is not None and not same_build(package.version, wanted):
+            yield case.finding("driver.companion", observed=f"{name} {package.version}", expected=wanted, subject=name)
+    yield from _processes(case)
+
+
+def _processes(case: Case) -> Outcome:
+    """A daemon whose program was replaced under it; the driver's own packages are declared and restart theirs."""
+    services = case.snapshot.fabric.services
+    if not services:
+        yield Unknown("fabric: services")
+    for name, service in services.items():
+        if service.active == "active" and service.replaced:
+            yield case.finding(
+                "driver.companion_process",
+                observed=f"{name} runs since {service.started_at or 'before'}, its program was replaced since",
+                expected=f"{service.package or name} {service.version or ''}".strip(),
+                subject=name,
+            )
+
+
+def _cdi(case: Case) -> Outcome:
+    """CDI files name library files by version; while the driver is to be changed they are about to be written anew."""
+    target, files = case.expected.driver_version, case.snapshot.cdi
+    if target is None or not settled(case):
+        return
+    if files is None:
+        yield Unknown("cdi")
+        return
+    for file in files:
+        path = file.path
+        others = [version for version in file.versions if version != target]
+        missing = file.missing
+        if not others and not missing:
+            continue
+        told = [f"names {', '.join(others)}"] if others else []
+        told += [f"names {missing[0]}, which is missing ({len(missing)} in all)"] if missing else []
+        yield case.finding(
+            "cdi.stale" if path.startswith(_GENERATED) else "cdi.foreign",
+            observed=f"{path} {' and '.join(told)}",
+            expected=f"files of {target} that are there",
+            subject=path,
+        )
+
+
+def _toolkit(case: Case) -> Outcome:
+    rows = case.snapshot.driver.toolkit
+    if rows is None:
+        yield Unknown("driver: toolkit")
+        return
+    for row in rows:
+        yield case.finding(
+            "driver.toolkit",
+            observed=f"CUDA Toolkit {row.version or 'of unknown version'} at {row.path}",
+            expected="known to the reader",
+        )
+
+
+CHECKS = (
+    Check("driver.packages", _strays),
+    Check("driver.families", _families),
+    Check("driver.libraries", _libraries),
+    Check("driver.companions", _companions),
+    Check("driver.cdi", _cdi),
+    Check("driver.toolkit", _toolkit),
+)
