@@ -7,23 +7,35 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
+from typing import NoReturn
 
-from kimi_runbook.commands import CANCELLED, UNUSABLE, register_all
+from kimi_runbook.commands import CANCELLED, UNUSABLE, Commands, register_all
 from kimi_runbook.errors import RunbookError
 
 _PIPE_CLOSED = 128 + 13  # what a shell reports for a program that SIGPIPE ended
-_EPILOG = "exit codes: 0 fine, 1 the answer is no, 2 usage or unreadable input, 3 inconclusive, 130 cancelled"
+_EPILOG = (
+    "exit codes: 0 fine, 1 the answer is no, 2 usage or unreadable input, 3 inconclusive, 130 cancelled, 143 ended"
+)
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, where the usual parser prints all options before it."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with the message and exit code 2."""
+        self.exit(UNUSABLE, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser with every command registered."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="kimi-runbook",
         description="From bare GPU hosts to an accepted Kimi K3 service on vLLM.",
         epilog=_EPILOG,
     )
     parser.add_argument("--version", action="version", version=_version())
-    register_all(parser.add_subparsers(dest="command", required=True, metavar="COMMAND"))
+    commands: Commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
+    register_all(commands)
     return parser
 
 

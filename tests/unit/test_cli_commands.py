@@ -96,7 +96,10 @@ def test_usage_errors_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         cli.main(["audit"])
     assert caught.value.code == 2
-    assert "usage: kimi-runbook audit" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert told.startswith("kimi-runbook audit: the following arguments are required: SNAPSHOT")
+    assert told.endswith("see kimi-runbook audit --help\n")
+    assert told.count("\n") == 1
 
 
 def test_cancelled(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

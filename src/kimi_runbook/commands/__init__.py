@@ -35,3 +35,7 @@ def register_all(commands: Commands) -> None:
     """Let every command module add its parser, in alphabetical order."""
     for module in sorted(pkgutil.iter_modules(__path__), key=lambda module: module.name):
         importlib.import_module(f"{__name__}.{module.name}").register(commands)
+    for parser in commands.choices.values():
+        # A command's text is its module's, laid out as it stands there; the marks of code are for other readers.
+        parser.description = (parser.description or "").replace("``", "").strip()
+        parser.formatter_class = argparse.RawDescriptionHelpFormatter

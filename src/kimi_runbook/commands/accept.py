@@ -1,6 +1,6 @@
 """``kimi-runbook accept``: judge a running vLLM endpoint by the chain's steps that need no host.
 
-Exit code 0: accepted; 1: the answer is no; 2: wrong usage, or no vLLM answers there (nothing is written then);
+Exit code 0: accepted; 1: the answer is no; 2: wrong usage, no vLLM answers there, or the disk takes no files;
 3: inconclusive; 130 after Ctrl-C, 143 after SIGTERM, with the record of what was found until then.
 """
 
