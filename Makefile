@@ -30,7 +30,7 @@ prerequisites: venv ## Install what the lab and its tests need from Debian, or n
 	$(BIN)/python -m lab prerequisites
 
 unit: venv ## Run the unit tests (minutes, no containers)
-	$(BIN)/python -m pytest tests/unit
+	$(BIN)/python -m pytest -n 3 --dist loadfile tests/unit
 
 docs: venv ## Write the roles' README files from their argument specs
 	$(BIN)/python docs/role_readmes.py
