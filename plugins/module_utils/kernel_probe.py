@@ -20,7 +20,12 @@ def kernel(probe):
         "running": running,
         "next": next_kernel(probe),
         "installed": installed,
-        "headers": {name: headers(probe, name) for name in dict.fromkeys([*installed, running]) if name},
+        # Of a kernel without a folder of modules nothing can be told: in a container it is the machine's.
+        "headers": {
+            name: headers(probe, name)
+            for name in dict.fromkeys([*installed, running])
+            if name and probe.path(f"/lib/modules/{name}").is_dir()
+        },
         "lockdown": lockdown[1] if lockdown else None,
         "cmdline": kernel_command_line(probe.line("/proc/cmdline") or "") or None,
     }

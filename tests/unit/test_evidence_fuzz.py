@@ -4,11 +4,12 @@ import base64
 import json
 import random
 import string
+import time
 
 import pytest
 import yaml
 
-from kimi_runbook.evidence import Part, Pseudonyms, Redactor, freeze
+from kimi_runbook.evidence import Part, Pseudonyms, Redactor, freeze, scan_text
 
 ALNUM = string.ascii_letters + string.digits
 KINDS = {
@@ -90,3 +91,40 @@ def test_no_token_shaped_string_reaches_a_file(seed, tmp_path):
     assert set(frozen.kept) == {"engine.log", "inspect.json", "pods.yml", "environment.txt", "cut.txt"}
     written = "\n".join(path.read_text() for path in (tmp_path / "k3-a").iterdir())
     assert [token for token in tokens if token in written or token.rstrip("=") in written] == []
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "-",
+        '"',
+        "a",
+        "\n",
+        '\\"',
+        "key=x, ",
+        "password: ",
+        "://a:",
+        "token=['",
+        "-e ",
+        "curl ",
+        "docker login ",
+        "a.b-c_",
+    ]
+    + [
+        "-----BEGIN RSA PRIVATE KEY-----\n",
+        '"token": "',
+        "authorization: ",
+        "machine x login ",
+        "--api-key a ",
+        "a@b.c ",
+    ]
+    + ["Environment=A=b \\\n", "ab12" * 8 + " ", "eyJaaaaaaaa."],
+)
+def test_no_text_takes_longer_than_its_length_allows(piece):
+    """A log is written by others: one that makes a rule go back over it again and again must not stop a run."""
+    text = piece * (60_000 // len(piece))
+    begun = time.process_time()
+    redacted = Redactor(Pseudonyms(b"k" * 32)).redact_all({"engine.log": (text, "text")})["engine.log"]
+    scan_text(redacted, "engine.log")
+    scan_text(text, "engine.log")
+    assert time.process_time() - begun < 5  # about 0.2 s; a rule that goes back takes minutes

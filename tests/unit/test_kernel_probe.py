@@ -155,3 +155,10 @@ def test_iommu(tmp_path, groups, cmdline, enabled, passing):
             tree.put(f"/sys/kernel/iommu_groups/{name}/type", f"{kind}\n")
     seen = kernel_probe.iommu(tree.probe())
     assert (seen["enabled"], seen["passthrough"]) == (enabled, passing)
+
+
+def test_headers_of_a_kernel_without_a_folder_of_modules_are_unknown_and_not_missing(tmp_path):
+    """A container runs the machine's kernel, which no package of its own brought."""
+    tree = Tree(tmp_path)
+    tree.put("/proc/sys/kernel/osrelease", f"{OLD}\n")
+    assert kernel_probe.kernel(tree.probe())["headers"] == {}

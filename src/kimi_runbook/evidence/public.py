@@ -10,13 +10,15 @@ from kimi_runbook.evidence.randomness import HEX
 from kimi_runbook.reading import Fields, data_file
 
 _AROUND = 600  # characters of a line before and behind a place that are searched for what makes it public
+_AROUND_HEX = 100  # the same around a hexadecimal number
 _NAMED = 40  # characters before a number that are searched for the word that names it
 
 
 def public_spans(text: str, start: int, end: int) -> list[tuple[int, int]]:
     """Return where public spans begin and end in the part of a line around a place."""
-    first = max(text.rfind("\n", 0, start) + 1, start - _AROUND)
-    last = min(_or(text.find("\n", end), len(text)), end + _AROUND)
+    around = _AROUND_HEX if HEX.fullmatch(text, start, end) else _AROUND
+    first = max(text.rfind("\n", 0, start) + 1, start - around)
+    last = min(_or(text.find("\n", end), len(text)), end + around)
     named = [span for span, is_public in _numbers(text, first, last) if is_public]
     return [*named, *(match.span() for pattern in _spans() for match in pattern.finditer(text, first, last))]
 

@@ -15,8 +15,8 @@ from itertools import pairwise
 
 from kimi_runbook.reading import data_file
 
-CANDIDATE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_\-./+~]{14,}[A-Za-z0-9_\-+/~]={0,2}")
-"""What is worth scoring: long enough, of the characters that keys and names are made of."""
+CANDIDATE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_\-./+~]{14,1000}[A-Za-z0-9_\-+/~]={0,2}")
+"""What is worth scoring: long enough, of the characters that keys and names are made of; taken in pieces of 1000."""
 
 HEX = re.compile(r"(?<![0-9A-Za-z])(?:[0-9a-f]{32,}|[0-9A-F]{32,})(?![0-9A-Za-z])")
 """Hexadecimal numbers as long as a key; whether one is public only its place tells."""
@@ -145,26 +145,32 @@ def _widened(candidate: str, parts: list[tuple[int, int, float]], lowest: tuple[
 
 
 def _lowest(parts: list[tuple[int, int, float]], table: _Table) -> list[tuple[int, int]]:
-    """Return ranges of neighbouring parts with the lowest sums, each low enough to be random (Kadane's method)."""
-    best: tuple[float, int, int] | None = None
-    running, begin = 0.0, 0
-    for number, (_, _, bits) in enumerate(parts):
-        joined = running + table.joint + bits
-        if number == begin or joined >= bits:
-            running, begin = bits, number
+    """Return ranges of neighbouring parts with the lowest sums, each low enough to be random."""
+    found, waiting = [], [(0, len(parts))]
+    while waiting:
+        begin, end = waiting.pop()
+        if begin == end:
+            continue
+        lowest, first, last = _lowest_of(parts, begin, end, table.joint)
+        letters = sum(part[1] - part[0] for part in parts[first : last + 1])
+        if lowest <= table.threshold + table.slope * max(letters - table.shortest, 0):
+            found.append((first, last))
+            waiting += [(begin, first), (last + 1, end)]
+    return sorted(found)
+
+
+def _lowest_of(parts: list[tuple[int, int, float]], begin: int, end: int, joint: float) -> tuple[float, int, int]:
+    """Return the lowest sum of neighbouring parts with its range (Kadane's method); ``begin`` is before ``end``."""
+    best = (parts[begin][2], begin, begin)
+    running, first = parts[begin][2], begin
+    for number in range(begin + 1, end):
+        bits = parts[number][2]
+        if running + joint < 0:
+            running += joint + bits
         else:
-            running = joined
-        if best is None or running < best[0]:
-            best = (running, begin, number)
-    if best is None:
-        return []
-    lowest, first, last = best
-    letters = sum(end - start for start, end, _ in parts[first : last + 1])
-    if lowest > table.threshold + table.slope * max(letters - table.shortest, 0):
-        return []
-    before = _lowest(parts[:first], table)
-    after = [(a + last + 1, b + last + 1) for a, b in _lowest(parts[last + 1 :], table)]
-    return [*before, (first, last), *after]
+            running, first = bits, number
+        best = min(best, (running, first, number), key=lambda one: one[0])
+    return best
 
 
 def _score(part: str) -> float:

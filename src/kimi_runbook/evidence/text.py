@@ -21,8 +21,8 @@ Tag = Callable[[str, str], str]
 """Gives the stand-in of a value: ``tag("secret", value)``."""
 
 _PEM = re.compile(
-    r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----"
-    r"(?:[\s\S]{0,16384}?-----END [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----|(?:.*\n?){1,100})"
+    r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
+    r"(?:[\s\S]{0,16384}?-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|(?:.*\n?){1,100})"
 )
 _USERINFO = re.compile(
     r"\b([a-zA-Z][a-zA-Z0-9+.-]*://)(?:([^\s/@:\"'<>\[]*):(?!\d+/)([^\s@\"'<>]+)|([^\s/@\"'<>?\[]+))@(?!sha256:)"
@@ -40,9 +40,9 @@ _NETRC = re.compile(
     r"(?i)\b((?:machine[ \t]+\S+|default)\s+login[ \t]+)(\S+)((?:\s+account[ \t]+\S+)?\s+password[ \t]+)(\S+)"
 )
 _NETRC_LINE = re.compile(r"(?im)^([ \t]*password[ \t]+)(\S+)[ \t]*$")
-_CURL_USER = re.compile(r"(\bcurl\b[^\n]*?[ \t](?:-u|--user|--proxy-user)[ =]?[\"']?)([^\s:\"']+):([^\s\"']+)")
+_CURL_USER = re.compile(r"(\bcurl\b[^\n]{0,400}?[ \t](?:-u|--user|--proxy-user)[ =]?[\"']?)([^\s:\"']+):([^\s\"']+)")
 _PASS_OPTION = re.compile(
-    r"(\b(?:docker|podman|nerdctl|helm)[^\n]*?login[^\n]*?[ \t]-p[ =]?|\bsshpass[ \t]+-p[ ]?)([^\s\"']+)"
+    r"(\b(?:docker|podman|nerdctl|helm)[^\n]{0,80}?login[^\n]{0,200}?[ \t]-p[ =]?|\bsshpass[ \t]+-p[ ]?)([^\s\"']+)"
 )
 _OPTION = re.compile(
     r"(?<![\w-])(--?[A-Za-z][\w-]*)([ \t]+|[\"'],\s*[\"']|\x00|[\"']?\n[ \t]*-[ \t]+[\"']?)([^\s\"'\x00-][^\s\"'\x00]*)"
