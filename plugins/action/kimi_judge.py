@@ -21,7 +21,7 @@ def _write(path, value):
 
 
 class ActionModule(ActionBase):
-    """Arguments: run, lock, batches, settled_roles. Returns ``plan`` and ``findings``; fails on a stop code."""
+    """Arguments: run, lock, batches, settled_roles. Returns plan, findings and ``provision``; fails on a stop."""
 
     TRANSFERS_FILES = False
     _supports_check_mode = True
@@ -70,6 +70,7 @@ class ActionModule(ActionBase):
             "changed": False,
             "plan": plan.to_json(),
             "findings": [finding.to_json() for finding in findings],
+            "provision": [host for host in hosts if any(item.role != "engine" for item in plan.hosts[host])],
         }
 
 

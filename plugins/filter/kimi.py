@@ -1,4 +1,7 @@
-"""Filters that carry values from inventory and snapshots into the library and back; the logic is the library's."""
+"""Filters that carry values from inventory and snapshots into the library and back; the logic is the library's.
+
+Every task of every host starts a process that loads this file, so what only one task needs is imported there.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,7 @@ from typing import Any
 from ansible.errors import AnsibleFilterError
 
 from kimi_runbook import engine_node, wishes
-from kimi_runbook.acceptance.completion import pending_run
-from kimi_runbook.driver_verdict import driver_verdict
 from kimi_runbook.errors import RunbookError
-from kimi_runbook.snapshot import Snapshot
 
 
 def _told(function):
@@ -36,7 +36,17 @@ def _loaded(modules: dict[str, Any]) -> list[str]:
 
 def _driver_verdict(snapshot: dict[str, Any], wanted: dict[str, Any]) -> dict[str, str]:
     """Return ``name`` and ``reason`` of the verdict on the driver as it is now."""
+    from kimi_runbook.driver_verdict import driver_verdict  # noqa: PLC0415 - see the module's docstring
+    from kimi_runbook.snapshot import Snapshot  # noqa: PLC0415 - see the module's docstring
+
     return driver_verdict(Snapshot.from_json(snapshot), wanted).to_json()
+
+
+def _pending_run(runs_dir: str, run_id: str = "") -> str:
+    """Return the folder of the run whose observation is pending."""
+    from kimi_runbook.acceptance.completion import pending_run  # noqa: PLC0415 - see the module's docstring
+
+    return str(pending_run(Path(runs_dir), run_id))
 
 
 def _acceptance_hosts(nodes: list[str], hostvars: dict[str, Any], *, sudo: bool) -> list[dict[str, Any]]:
@@ -82,14 +92,13 @@ class FilterModule:
             "kimi_engine_drift": lambda snapshot, launch, files: engine_node.drift(
                 snapshot["engine"]["container"], launch, files
             ),
-            "kimi_engine_unit": _told(engine_node.node_unit),
+            "kimi_engine_node": _told(engine_node.node_wish),
             "kimi_expected": wishes.assemble,
             "kimi_installed": _installed,
             "kimi_interconnect": _told(engine_node.node_settings),
-            "kimi_launch": _told(engine_node.node_launch),
-            "kimi_launch_file": engine_node.launch_file,
+            "kimi_interconnect_files": engine_node.settings_files,
             "kimi_loaded": _loaded,
-            "kimi_pending_run": _told(lambda runs_dir, run_id="": str(pending_run(Path(runs_dir), run_id))),
+            "kimi_pending_run": _told(_pending_run),
             "kimi_packages": wishes.packages,
             "kimi_units": wishes.units,
         }

@@ -11,7 +11,7 @@ from kimi_runbook.environment import differing
 from kimi_runbook.errors import RunbookError
 from kimi_runbook.launch import compose, docker_argv
 from kimi_runbook.units import render_engine_unit
-from kimi_runbook.wishes import content_sha256
+from kimi_runbook.wishes import content_sha256, units
 
 Json = Mapping[str, Any]
 
@@ -35,6 +35,19 @@ def node_settings(
         "ucx_conf": interconnect.render_ucx_conf(found),
         "environment": interconnect.environment(found),
     }
+
+
+def settings_files(settings: Mapping[str, str], paths: Sequence[str]) -> list[dict[str, str]]:
+    """Return the file wishes of a node's interconnect settings.
+
+    Args:
+        settings: As :func:`node_settings` returns them.
+        paths: Where NCCL's and UCX's file go, in that order.
+    """
+    contents = (settings["nccl_conf"], settings["ucx_conf"])
+    return [
+        {"path": path, "mode": "0644", "content": content} for path, content in zip(paths, contents, strict=True)
+    ]
 
 
 def refuse_contradictions(
@@ -74,9 +87,39 @@ def node_launch(spec: Json, container: Json) -> dict[str, Any]:
     return {**launch.to_json(), "docker_argv": command}
 
 
-def launch_file(launch: Json) -> str:
-    """Return the launch file's text: what was composed for this node, kept on it as evidence."""
-    return json.dumps(launch, indent=2, sort_keys=True) + "\n"
+def node_wish(spec: Json, container: Json, places: Json) -> dict[str, Any]:
+    """Return all that a node gets of the engine and is held to: ``launch``, ``files`` and ``expected``.
+
+    Args:
+        spec: As :func:`node_launch` takes it.
+        container: As :func:`node_launch` takes it.
+        places: ``unit`` (systemd unit), ``launch_file`` (path on the host of what was composed, kept as evidence),
+            ``restart`` (the unit's Restart=) and ``ports`` (TCP ports the ranks open, the API's first).
+    """
+    launch = node_launch(spec, container)
+    files = [
+        {
+            "path": places["launch_file"],
+            "mode": "0644",
+            "content": json.dumps(launch, indent=2, sort_keys=True) + "\n",
+        },
+        {
+            "path": f"/etc/systemd/system/{places['unit']}",
+            "mode": "0644",
+            "content": node_unit(launch, container["name"], places["restart"]),
+        },
+    ]
+    engine = {
+        "container": container["name"],
+        "unit": places["unit"],
+        "port": places["ports"][0],
+        "ports": list(places["ports"]),
+        "serves_http": not launch["headless"],
+        "args": launch["argv"],
+        "env": launch["env"],
+    }
+    expected = {"files": files, "units": units([places["unit"]]), "engine": engine}
+    return {"launch": launch, "files": files, "expected": expected}
 
 
 def node_unit(launch: Json, container: str, restart: str) -> str:

@@ -16,6 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 INVENTORY = ROOT / "inventories/lab/hosts.yml"
 Shell = Callable[[str, str], str]
 HOSTS = frozenset({"k3-a", "k3-b"})
+_CONTROLLER_ACTIONS = "add_host assert include_tasks set_fact validate_argument_spec kimi_judge kimi_run"
+ON_CONTROLLER = {f"{prefix}{action}" for action in _CONTROLLER_ACTIONS.split() for prefix in ("", "ansible.builtin.")}
+"""Actions that connect to no host."""
 
 
 @dataclass
@@ -29,6 +32,7 @@ class Outcome:
         unreachable: Hosts that did not answer.
         ignored: Names of tasks whose failure was ignored; there must be none.
         seen: Hosts with at least one task result.
+        asked: Host and task of every task that connected to a host, in order.
         stdout: Everything printed.
     """
 
@@ -38,6 +42,7 @@ class Outcome:
     unreachable: set[str] = field(default_factory=set)
     ignored: list[str] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)
+    asked: list[tuple[str, str]] = field(default_factory=list)
     stdout: str = field(default="", repr=False)
 
     @property
@@ -52,6 +57,8 @@ class Outcome:
         result = data.get("res", {})
         if event["event"] in ("runner_on_ok", "runner_on_failed", "runner_on_unreachable"):
             self.seen.add(host)
+            if data.get("task_action") not in ON_CONTROLLER:
+                self.asked.append((host, task))
         if event["event"] in ("runner_on_ok", "runner_on_failed") and result.get("changed"):
             self.changed.setdefault(host, []).append(task)
         if event["event"] == "runner_on_failed":

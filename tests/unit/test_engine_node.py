@@ -1,5 +1,7 @@
 """What a node is told to run, and the ways it can run something else."""
 
+import json
+
 import pytest
 
 from kimi_runbook import engine_node
@@ -110,3 +112,26 @@ def test_settings_come_by_carrier():
 def test_contradicting_settings_stop_before_anything_is_written():
     with pytest.raises(RunbookError, match="interconnect profile ethernet"):
         engine_node.node_settings("ethernet", "eth0", variables={"NCCL_NET": "IB"})
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_node_is_held_to_what_it_is_given(rank):
+    places = {"unit": "kimi-engine.service", "launch_file": "/etc/l.json", "restart": "no", "ports": [8000, 29501]}
+    wish = engine_node.node_wish({**SPEC, "node_rank": rank}, CONTAINER, places)
+    assert wish["launch"] == engine_node.node_launch({**SPEC, "node_rank": rank}, CONTAINER)
+    assert [file["path"] for file in wish["files"]] == ["/etc/l.json", "/etc/systemd/system/kimi-engine.service"]
+    assert json.loads(wish["files"][0]["content"]) == wish["launch"]
+    assert "Restart=no" in wish["files"][1]["content"]
+    assert wish["expected"]["files"] == wish["files"]
+    engine = wish["expected"]["engine"]
+    assert (engine["serves_http"], engine["port"], engine["ports"]) == (rank == 0, 8000, [8000, 29501])
+    assert (engine["args"], engine["env"]) == (wish["launch"]["argv"], wish["launch"]["env"])
+
+
+def test_settings_files_go_where_each_library_looks():
+    settings = engine_node.node_settings("ethernet", "eth0")
+    files = engine_node.settings_files(settings, ["/etc/nccl.conf", "/etc/ucx/ucx.conf"])
+    assert {file["path"]: file["content"] for file in files} == {
+        "/etc/nccl.conf": settings["nccl_conf"],
+        "/etc/ucx/ucx.conf": settings["ucx_conf"],
+    }

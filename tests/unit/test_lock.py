@@ -255,7 +255,7 @@ def test_open_fields() -> None:
     ("text", "where", "message"),
     [
         pytest.param("a: 1\nb: [1, 2\nc: 3\n", "lock.yml:3:2", "expected ',' or ']'", id="syntax"),
-        pytest.param("a: 1\n\ta: 2\n", "lock.yml:2:1", "cannot start any token", id="tab"),
+        pytest.param("a: 1\n\ta: 2\n", "lock.yml:2:1", "while scanning", id="tab"),
         pytest.param("driver: 1\nmodel: 2\ndriver: 3\n", "lock.yml:3:1", "'driver' occurs twice", id="duplicate"),
         pytest.param("", "lock.yml", "nothing; expected a mapping", id="empty"),
         pytest.param("- 1\n", "lock.yml", "a list; expected a mapping", id="list"),
