@@ -29,7 +29,7 @@ class ActionModule(ActionBase):
             raise AnsibleActionFail(str(error)) from error
         run_id = args.get("run_id") or new_run_id()
         run_dir = Path(args["runs_dir"]).resolve() / run_id
-        (run_dir / "evidence").mkdir(parents=True, exist_ok=True)
+        run_dir.mkdir(parents=True, exist_ok=True)
         run = {"id": run_id, "dir": str(run_dir)}
         if lock is None:
             return {**result, "changed": False, "run": run}

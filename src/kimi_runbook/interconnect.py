@@ -117,17 +117,6 @@ def render_nccl_conf(found: Iterable[Setting]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def parse_nccl_conf(text: str) -> dict[str, str]:
-    """Read nccl.conf exactly as NCCL does; of a name set twice, the first counts."""
-    values: dict[str, str] = {}
-    for line in text.split("\n"):
-        name, equals, value = line.partition("=")
-        if line.startswith("#") or not equals:
-            continue
-        values.setdefault(name, value.encode()[:_NCCL_VALUE_LIMIT].decode("utf-8", "ignore"))
-    return values
-
-
 def render_ucx_conf(found: Iterable[Setting]) -> str:
     """Return ucx.conf, an INI file without sections; RunbookError when a value could be read as a comment."""
     lines = ["# UCX settings of this host. Written by the interconnect role; changes made here are lost."]

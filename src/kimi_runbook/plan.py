@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kimi_runbook.errors import RunbookError
@@ -42,15 +42,6 @@ class Plan:
     hosts: Mapping[str, tuple[PlanItem, ...]]
     batches: tuple[tuple[str, ...], ...]
 
-    def changed_hosts(self, roles: Collection[str] | None = None) -> tuple[str, ...]:
-        """Return the hosts with something to do, in batch order; with roles, only by those."""
-        return tuple(host for batch in self.batches for host in batch if self._concerns(host, roles))
-
-    def changed_batches(self, roles: Collection[str] | None = None) -> tuple[tuple[str, ...], ...]:
-        """Return the batches without the hosts that have nothing to do, and without empty batches."""
-        kept = (tuple(host for host in batch if self._concerns(host, roles)) for batch in self.batches)
-        return tuple(batch for batch in kept if batch)
-
     def to_json(self) -> dict[str, object]:
         """Return the JSON form."""
         return {
@@ -87,9 +78,6 @@ class Plan:
             },
             batches=tuple(batches.texts(key) for key in batches.names()),
         )
-
-    def _concerns(self, host: str, roles: Collection[str] | None) -> bool:
-        return any(roles is None or item.role in roles for item in self.hosts.get(host, ()))
 
 
 def build_plan(run_id: str, findings: Iterable[Finding], lock: Lock, batches: Sequence[Sequence[str]]) -> Plan:

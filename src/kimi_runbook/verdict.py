@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Any
 
 from kimi_runbook.acceptance.result import Check, State, StepResult
 from kimi_runbook.reading import Fields, data_file
+
+_SHORTEST_EVENT = 20  # characters: shorter words such as "not observed" are said of many things
 
 
 class VerdictName(StrEnum):
@@ -56,7 +58,7 @@ class Verdict:
     Attributes:
         name: Which of the six.
         why: One sentence.
-        reasons: Every check that did not pass, the decisive one first.
+        reasons: Every check that did not pass, the decisive one first; those that saw one event share a reason.
         advice: Verdict names an acceptance carries as advice, e.g. ``tune``; empty otherwise.
         next_command: What to run next.
     """
@@ -140,13 +142,41 @@ def judge_steps(steps: Sequence[StepResult]) -> Verdict:
 
 
 def _reasons(matched: Iterable[tuple[_Rule, int, Check]], unmet: Iterable[tuple[int, Check]]) -> tuple[Reason, ...]:
-    """Every unmet check once: first by the first rule that covers it, then those no rule covers."""
-    found: dict[tuple[int, str], Reason] = {}
-    pairs = [(rule.id, step, check) for rule, step, check in matched]
-    for rule, step, check in [*pairs, *(("", step, check) for step, check in unmet)]:
-        reason = Reason(rule=rule, step=step, check=check.name, text=check.sentence(), evidence=check.evidence)
-        found.setdefault((step, check.name), reason)
-    return tuple(found.values())
+    """Every unmet check once: first by the first rule that covers it, then those no rule covers.
+
+    Checks that saw the same event share the reason of the first one, which names them.
+    """
+    found: dict[tuple[int, str], tuple[str, Check]] = {}
+    for rule, step, check in matched:
+        found.setdefault((step, check.name), (rule.id, check))
+    for step, check in unmet:
+        found.setdefault((step, check.name), ("", check))
+    events: list[tuple[str, int, list[Check]]] = []
+    for (step, _), (rule_id, check) in found.items():
+        same = next((one for _, where, one in events if where == step and _same_event(one[0], check)), None)
+        if same is None:
+            events.append((rule_id, step, [check]))
+        else:
+            same.append(check)
+    return tuple(_reason(rule_id, step, checks) for rule_id, step, checks in events)
+
+
+def _reason(rule: str, step: int, checks: Sequence[Check]) -> Reason:
+    first, *others = checks
+    also = f" (also {', '.join(check.name for check in others)})" if others else ""
+    text = replace(first, name=first.name + also).sentence()
+    return Reason(rule=rule, step=step, check=first.name, text=text, evidence=first.evidence)
+
+
+def _same_event(one: Check, other: Check) -> bool:
+    """Whether two checks of a step tell of one event: what they saw ends in the same words after a colon."""
+    tails = {tail for tail in _tails(one.observed) if len(tail) >= _SHORTEST_EVENT}
+    return one.state is other.state and not tails.isdisjoint(_tails(other.observed))
+
+
+def _tails(observed: str) -> set[str]:
+    parts = observed.split(": ")
+    return {": ".join(parts[position:]) for position in range(len(parts))}
 
 
 def _not_run(step: StepResult) -> Reason:

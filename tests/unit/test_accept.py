@@ -142,10 +142,12 @@ def test_the_exit_code_says_the_verdict(fault: Fault, code: int, verdict: str, s
     with FakeEngine(fault) as engine:
         engine.token_delay_s = 0.001
         done = accept(engine.url, tmp_path)
-        again = f"next: kimi-runbook accept --endpoint {engine.url}"
+        again = f"then: kimi-runbook accept --endpoint {engine.url}"
     assert done.returncode == code
     assert f"verdict: {verdict}" in done.stdout
-    assert done.stdout.splitlines()[-1] == again
+    mend, last = done.stdout.splitlines()[-2:]
+    assert last == again
+    assert mend.startswith("next: ") and mend.removeprefix("next: ") in done.stdout.partition("  because ")[2]
     states = {result.step: result.state for result in load_record(the_run(tmp_path)).steps}
     assert not states[step].lets_next_layer_run
     assert all(state.lets_next_layer_run for number, state in states.items() if number < step)
@@ -193,7 +195,8 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_is_sent(
 ) -> None:
     (tmp_path / "runs").write_text("a file", encoding="utf-8")
     assert cli.main(["accept", "--endpoint", engine.url, "--runs-dir", str(tmp_path / "runs")]) == 2
-    assert "--runs-dir DIR" in capsys.readouterr().err
+    (told,) = capsys.readouterr().err.splitlines()  # and nothing that sounds as if the run had begun
+    assert "--runs-dir DIR" in told
     assert engine.requests == []
 
 

@@ -44,21 +44,13 @@ def test_tokenize_counts_what_the_chat_route_charges() -> None:
         assert len(client.tokenize(MODEL, [{"role": "user", "content": "hi"}], {})) == usage.prompt_tokens
 
 
-def test_tokenize_text_gives_the_tokens_of_a_prompt() -> None:
-    with FakeEngine() as engine:
-        client = EngineClient(engine.url)
-        usage = client.complete({"model": MODEL, "prompt": "hello", "max_tokens": 1}).usage
-        assert usage is not None
-        assert len(client.tokenize_text(MODEL, "hello")) == usage.prompt_tokens
-
-
 @pytest.mark.parametrize(
     ("answer", "ask"),
     [
         (b'{"data": [{"name": "x"}]}', EngineClient.models),
         (b'{"data": 7}', EngineClient.models),
         (b'{"object": "list"}', EngineClient.models),
-        (b'{"tokens": ["a"]}', lambda client: client.tokenize_text("m", "x")),
+        (b'{"tokens": ["a"]}', lambda client: client.tokenize("m", [], {})),
         (b'{"tokens": 7}', lambda client: client.tokenize("m", [], {})),
         (b"not json", EngineClient.version),
         (b"[]", EngineClient.version),
@@ -140,3 +132,20 @@ def test_a_stream_that_takes_longer_than_its_deadline_times_out() -> None:
     with FakeEngine() as engine, pytest.raises(TimedOutError):
         engine.token_delay_s = 0.1
         EngineClient(engine.url, timeout_s=0.25).stream_chat(CHAT | {"max_tokens": 10})
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        pytest.param(
+            b'{"error": {"message": "no\\nway", "type": "BadRequestError"}}', "HTTP 400: no way", id="error-body"
+        ),
+        pytest.param(b'{"detail": [1,\n 2]}', 'HTTP 400: {"detail": [1, 2]}', id="other-json"),
+        pytest.param(b"", "HTTP 400", id="nothing"),
+        pytest.param(b"x" * 1000, f"HTTP 400: {'x' * 199}\N{HORIZONTAL ELLIPSIS}", id="long"),
+    ],
+)
+def test_a_refusal_is_told_on_one_line(body: bytes, told: str) -> None:
+    error = BadStatusError("GET http://k3/metrics", 400, body)
+    assert error.detail == told
+    assert error.body == body

@@ -76,7 +76,7 @@ def test_audit_of_a_fleet_in_one_file(files: Path, capsys: pytest.CaptureFixture
     [
         ("k3-a.json", "{", "k3-a.json:1:2"),
         ("k3-a.json", '{"schema_version": 9}', "schema_version: 9; expected 1"),
-        ("lock.yml", "a: [", "lock.yml:1:5"),
+        ("lock.yml", "a: [1\nb: 2\n", "lock.yml:2:2"),
         ("expected.json", "[]", "a list; expected a mapping"),
     ],
 )

@@ -146,7 +146,7 @@ def test_a_plan_names_the_variable_of_a_key_and_not_the_key() -> None:
 )
 def test_the_scope_says_what_will_be_done(seen: dict[str, Any], options: dict[str, Any], told: str) -> None:
     looked = Seen(models=SEEN.models, version="0.32.0", **seen)
-    first, second, third = scope_lines(plan(looked, **options), looked, {2: 8, 3: 10, 4: 14})
+    first, second, third = scope_lines(plan(looked, **options), looked, 32)
     assert first == (
         "steps 2 short request, 3 shared prefix, 4 concurrency; not planned: 0 host, 1 start, 5 multi-node, "
         "6 observation"
@@ -157,6 +157,6 @@ def test_the_scope_says_what_will_be_done(seen: dict[str, Any], options: dict[st
 
 def test_the_scope_says_how_long_an_observation_takes() -> None:
     made = plan(observe_s=60)
-    first, _, third = scope_lines(made, SEEN, {2: 8, 6: 0})
+    first, _, third = scope_lines(made, SEEN, 8)
     assert "4 concurrency, 6 observation; not planned" in first
     assert "then 60 s of watching" in third

@@ -86,6 +86,7 @@ OWNERS = {
     Fault.TEMPLATE_DIFFERS: Owner(3, "prompt-tokens", INCONCLUSIVE, "/tokenize"),
     # step 4
     Fault.OOM_UNDER_LOAD: Owner(4, "nominal.out-of-memory", FAIL, "under load, at 3 streams"),
+    Fault.OTHER_TRAFFIC_UNDER_LOAD: Owner(4, "no-other-traffic", INCONCLUSIVE, "ran where"),
     Fault.DIES_UNDER_LOAD: Owner(4, "nominal.engine-alive", FAIL, "after 3 streams at once"),
 }
 # Not broken, but not well: the chain accepts and says so.

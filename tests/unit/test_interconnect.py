@@ -12,7 +12,6 @@ from kimi_runbook.interconnect import (
     Setting,
     environment,
     lint,
-    parse_nccl_conf,
     profiles,
     render_nccl_conf,
     render_ucx_conf,
@@ -104,29 +103,12 @@ def test_requests_that_cannot_be_met(profile: str, interface: str, hcas: tuple[s
         settings(profile, interface=interface, hcas=hcas)
 
 
-@pytest.mark.parametrize(
-    ("text", "values"),
-    [
-        pytest.param("A=1\n#B=2\n #C=3\n", {"A": "1", " #C": "3"}, id="comment-only-in-the-first-column"),
-        pytest.param("A=1 # one\n", {"A": "1 # one"}, id="no-comment-behind-a-value"),
-        pytest.param('A="1"\n', {"A": '"1"'}, id="quotes-stay"),
-        pytest.param(" A = 1 \n", {" A ": " 1 "}, id="nothing-is-trimmed"),
-        pytest.param("A=b=c\n", {"A": "b=c"}, id="first-equals-sign"),
-        pytest.param("A\nB=\n=x\n", {"B": "", "": "x"}, id="no-value"),
-        pytest.param("A=1\nA=2\n", {"A": "1"}, id="first-setter-wins"),
-        pytest.param("A=" + "x" * 2000, {"A": "x" * 1023}, id="cut"),
-        pytest.param("A=1", {"A": "1"}, id="no-newline-at-the-end"),
-    ],
-)
-def test_nccl_grammar(text: str, values: dict[str, str]) -> None:
-    assert parse_nccl_conf(text) == values
-
-
 @pytest.mark.parametrize("profile", ["mnnvl", "nvlink", "rdma-ib", "rdma-roce", "ethernet"])
 def test_nccl_reads_back_what_was_written(profile: str) -> None:
+    """NCCL takes every line with a ``=`` that does not begin with ``#``, split at the first one (src/misc/param.cc)."""
     found = settings(profile, interface="eth0", hcas=HCAS.get(profile, ()))
-    wanted = {setting.name: setting.value for setting in found if setting.carrier == "nccl_conf"}
-    assert parse_nccl_conf(render_nccl_conf(found)) == wanted
+    lines = [line for line in render_nccl_conf(found).splitlines() if not line.startswith("#")]
+    assert lines == [f"{setting.name}={setting.value}" for setting in found if setting.carrier == "nccl_conf"]
 
 
 def test_files_hold_their_own_names_only() -> None:
@@ -156,8 +138,7 @@ def test_what_nccl_would_read_differently_is_not_written(name: str, value: str, 
 
 
 def test_longest_value_is_written() -> None:
-    text = render_nccl_conf([nccl("NCCL_ALGO", "a" * 1023)])
-    assert parse_nccl_conf(text) == {"NCCL_ALGO": "a" * 1023}
+    assert f"NCCL_ALGO={'a' * 1023}\n" in render_nccl_conf([nccl("NCCL_ALGO", "a" * 1023)])
 
 
 @pytest.mark.parametrize("value", ["rc;ud", "rc #ud"])

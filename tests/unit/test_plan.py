@@ -65,14 +65,6 @@ def test_actions_come_in_the_order_in_which_they_are_done() -> None:
     assert plan.hosts["a"] == ()
 
 
-def test_changed_hosts_and_batches() -> None:
-    plan = a_plan()
-    assert plan.changed_hosts() == ("b", "c")
-    assert plan.changed_hosts({"engine"}) == ("b",)
-    assert plan.changed_hosts({"rdma"}) == ()
-    assert plan.changed_batches({"interconnect"}) == (("c",),)
-
-
 def test_round_trip_and_digest() -> None:
     plan = a_plan()
     assert Plan.from_json(plan.to_json()) == plan

@@ -7,8 +7,13 @@ import time
 
 import pytest
 
-from kimi_runbook.acceptance.progress import Pace, Progress, begins, ended
+from kimi_runbook.acceptance.progress import Batch, Pace, Progress, begins, ended
 from kimi_runbook.acceptance.progress_lines import Lines, Teller, clock, wants_live
+
+
+def pace_of(planned: dict[int, int], *, observe_s: int = 0) -> Pace:
+    """Return the pace of steps that send so many requests one by one."""
+    return Pace({step: [Batch(requests=count)] for step, count in planned.items()}, observe_s=observe_s)
 
 
 def part(step: int, what: str, done: int, total: int = 0) -> Progress:
@@ -16,14 +21,14 @@ def part(step: int, what: str, done: int, total: int = 0) -> Progress:
 
 
 def test_nothing_is_guessed_before_a_request_is_done() -> None:
-    pace = Pace({2: 4, 3: 8})
+    pace = pace_of({2: 4, 3: 8})
     assert pace.left_s(0.0) is None
     pace.begin(2, 0.0)
     assert pace.left_s(5.0) is None
 
 
 def test_a_steps_own_pace_counts_for_its_rest_and_the_runs_for_what_follows() -> None:
-    pace = Pace({2: 4, 3: 8, 4: 8})
+    pace = pace_of({2: 4, 3: 8, 4: 8})
     pace.begin(2, 0.0)
     pace.end(4.0)  # 4 requests in 4 s
     assert pace.left_s(4.0) == pytest.approx(16.0)
@@ -41,14 +46,27 @@ def test_a_steps_own_pace_counts_for_its_rest_and_the_runs_for_what_follows() ->
 
 
 def test_more_requests_than_planned_leave_nothing_rather_than_less() -> None:
-    pace = Pace({3: 2})
+    pace = pace_of({3: 2})
     pace.begin(3, 0.0)
     pace.note(5, 5)
     assert pace.left_s(10.0) == 0.0
 
 
+def test_what_runs_at_once_takes_one_turn_together() -> None:
+    pace = Pace({3: [Batch(requests=10)], 4: [Batch(requests=4), Batch(requests=64, at_once=32)]})
+    pace.begin(3, 0.0)
+    pace.end(20.0)  # a turn takes 2 s
+    assert pace.left_s(20.0) == pytest.approx(2.0 * (4 + 2))
+    pace.begin(4, 20.0)
+    pace.note(4, 4)
+    pace.note(32, 64)
+    assert pace.left_s(30.0) == pytest.approx(10.0 / 5)
+    pace.note(64, 64)
+    assert pace.left_s(32.0) == 0.0
+
+
 def test_an_observation_takes_as_long_as_was_asked_for() -> None:
-    pace = Pace({2: 1, 6: 0}, observe_s=60)
+    pace = pace_of({2: 1, 6: 0}, observe_s=60)
     pace.begin(2, 0.0)
     pace.end(2.0)
     assert pace.left_s(2.0) == pytest.approx(60.0)
@@ -65,7 +83,7 @@ def test_clock(seconds: float, text: str) -> None:
 
 
 def test_lines_say_step_what_elapsed_and_left() -> None:
-    lines = Lines((2, 3, 4), Pace({2: 2, 3: 4, 4: 4}))
+    lines = Lines((2, 3, 4), pace_of({2: 2, 3: 4, 4: 4}))
     assert lines.under_way(0.0) == ""
     assert lines.take(0.0, begins(2, "short request")) is None
     assert lines.under_way(1.0) == "[1/3] step 2 short request (0:01 so far)"
@@ -79,7 +97,7 @@ def test_lines_say_step_what_elapsed_and_left() -> None:
 
 
 def test_what_is_done_is_no_state_for_being_in_capitals() -> None:
-    lines = Lines((3,), Pace({3: 4}))
+    lines = Lines((3,), pace_of({3: 4}))
     lines.take(0.0, begins(3, "shared prefix"))
     assert lines.take(1.0, part(3, "TTFT", 1, 4)) is None
     assert "TTFT 1/4" in lines.under_way(1.0)
@@ -110,7 +128,7 @@ def test_a_live_line_needs_a_terminal(
 
 def told(*, live: bool) -> str:
     stream = Terminal() if live else io.StringIO()
-    with Teller(stream, Lines((2, 3), Pace({2: 2, 3: 2})), live=live) as tell:
+    with Teller(stream, Lines((2, 3), pace_of({2: 2, 3: 2})), live=live) as tell:
         tell(begins(2, "short request"))
         tell(part(2, "chat", 1, 2))
         tell(ended(2, "short request", "PASS"))
@@ -137,7 +155,7 @@ def test_a_terminal_that_stands_still_holds_up_nothing() -> None:
             return len(text)
 
     began_s = time.monotonic()
-    with Teller(Stuck(), Lines((2,), Pace({2: 1})), live=False) as tell:
+    with Teller(Stuck(), Lines((2,), pace_of({2: 1})), live=False) as tell:
         for _ in range(1000):
             tell(ended(2, "short request", "PASS"))
         assert time.monotonic() - began_s < 1
@@ -153,7 +171,7 @@ def test_a_stream_that_went_away_ends_the_writing_and_not_the_run() -> None:
             raise BrokenPipeError(32, "Broken pipe")
 
     stream = Gone()
-    with Teller(stream, Lines((2,), Pace({2: 1})), live=False) as tell:
+    with Teller(stream, Lines((2,), pace_of({2: 1})), live=False) as tell:
         tell(ended(2, "short request", "PASS"))
         tell(ended(2, "short request", "PASS"))
     assert stream.writes == 1

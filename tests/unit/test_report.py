@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from test_record import check, record
 
-from kimi_runbook.acceptance.result import State, StepResult
+from kimi_runbook.acceptance.result import Check, State, StepResult
 from kimi_runbook.cli import main
 from kimi_runbook.errors import RunbookError
 from kimi_runbook.record import Record, load_record
@@ -254,6 +254,29 @@ def test_the_command_writes_all_again_and_exits_by_the_verdict(
 def test_the_command_refuses_what_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path / "nothing")]) == 2
     assert "is no directory" in capsys.readouterr().err
+
+
+def test_a_run_may_be_named_by_its_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record(PASSED).write(tmp_path)
+    assert main(["report", str(tmp_path / "record.json")]) == 0
+    assert f"{tmp_path / 'report.html'}\n" in capsys.readouterr().out
+
+
+def test_a_run_that_only_audited_says_how_to_accept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "findings.json").write_text("[]", encoding="utf-8")
+    assert main(["report", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert "no acceptance was run here, only an audit (findings.json)" in told
+    assert "playbooks/accept.yml" in told and "kimi-runbook accept --endpoint URL" in told
+
+
+def test_a_no_says_what_to_mend_before_what_to_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check = Check(name="metrics", state=State.FAIL, observed="HTTP 500", expected="HTTP 200", next_step="Read the log.")
+    record(StepResult.of(3, "shared prefix", [check], {})).write(tmp_path)
+    main(["report", str(tmp_path)])
+    mend, command = capsys.readouterr().out.splitlines()[-2:]
+    assert mend == "next: Read the log."
+    assert command.startswith("then: ansible-playbook ")
 
 
 def test_a_disk_that_takes_no_report_is_told_and_leaves_the_old_one_whole(tmp_path: Path, monkeypatch: Any) -> None:

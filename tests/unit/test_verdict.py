@@ -83,6 +83,26 @@ def test_no_steps_prove_nothing() -> None:
     assert judge_steps([]).name is VerdictName.INCONCLUSIVE
 
 
+def test_checks_that_saw_one_event_share_a_reason() -> None:
+    """One out-of-memory, told by three checks, beside a failure of its own."""
+
+    def saw(name: str, observed: str) -> Check:
+        return Check(name=name, state=State.FAIL, observed=observed, expected="answers")
+
+    oom = "POST http://k3/v1/chat/completions: HTTP 500: CUDA out of memory"
+    failed = [
+        saw("nominal.out-of-memory", f"out of memory under load, at 4 streams: {oom}"),
+        saw("nominal.streams-complete", f"2 of 8 complete at 4 at once: 6 HTTP 500; the first: {oom}"),
+        saw("other", "HTTP 500: CUDA out of memory"),
+        saw("nominal.in-flight", "3 streams"),
+        saw("peak.in-flight", "3 streams"),  # too short to be one event
+    ]
+    reasons = judge_steps([StepResult.of(4, "concurrency", failed, {})]).reasons
+    first = "nominal.out-of-memory (also nominal.streams-complete, other): out of memory under load, at 4 streams"
+    assert reasons[0].text.startswith(first)
+    assert [reason.check for reason in reasons[1:]] == ["nominal.in-flight", "peak.in-flight"]
+
+
 def test_a_verdict_survives_json() -> None:
     verdict = judge_steps([step(4, State.FAIL, "streams-complete")])
     assert Verdict.from_json(verdict.to_json()) == verdict

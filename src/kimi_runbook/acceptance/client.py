@@ -17,7 +17,7 @@ from kimi_runbook.acceptance.answer import (
     refuse_error,
     whole_answer,
 )
-from kimi_runbook.acceptance.http import Response, ask, job_for, response
+from kimi_runbook.acceptance.http import Response, ask, job_for, longest_s, response
 from kimi_runbook.acceptance.load import Lag, Load, Outcome, PlannedRequest
 from kimi_runbook.acceptance.plan import Access
 from kimi_runbook.acceptance.streaming.descriptors import require_descriptors
@@ -46,7 +46,7 @@ Message = Mapping[str, Any]
 
 _NS = 1_000_000_000
 _HEADERS = {"Content-Type": "application/json"}
-_TELL_EVERY_S = 0.2
+_TELL_EVERY_S = 0.2  # what a person can follow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,19 +63,19 @@ class EngineClient:
     Connections are kept between requests, and dropped before vLLM would close them (data/client.yml).
     """
 
-    def __init__(self, endpoint: str, *, timeout_s: float = 300.0, access: Access | None = None) -> None:
+    def __init__(self, endpoint: str, *, timeout_s: float | None = None, access: Access | None = None) -> None:
         """Prepare to ask; nothing is sent.
 
         Args:
             endpoint: Base URL, without the ``/v1``.
-            timeout_s: Seconds for a whole request, where a call does not say otherwise.
+            timeout_s: Seconds for a whole request, where a call does not say otherwise; None: as in data/client.yml.
             access: API key, CA file and proxy; none of them by default.
 
         Raises:
             RunbookError: When the URL or an access option cannot be used, e.g. the API key's variable is not set.
         """
         self.endpoint = endpoint.rstrip("/")
-        self._timeout_s = timeout_s
+        self._timeout_s = timeout_s or longest_s("request_s")
         self._prefix = split_url(self.endpoint).path
         self._origin = Origin(self.endpoint, access)
 
@@ -107,11 +107,12 @@ class EngineClient:
             messages: Chat messages.
             options: Further keys that take part in rendering, e.g. ``chat_template_kwargs``.
         """
-        return self._tokens({"model": model, "messages": list(messages), "add_generation_prompt": True, **options})
-
-    def tokenize_text(self, model: str, text: str) -> tuple[int, ...]:
-        """Return the token ids the server makes of a text completion's prompt, special tokens included."""
-        return self._tokens({"model": model, "prompt": text})
+        body = {"model": model, "messages": list(messages), "add_generation_prompt": True, **options}
+        tokens = self._key("POST", "/tokenize", body, "tokens")
+        try:
+            return tuple(int(token) for token in tokens)
+        except OTHER_SHAPE as error:
+            raise BadAnswerError(f"POST {self.endpoint}/tokenize", f"no token ids: {tokens!r:.120}") from error
 
     def chat(self, body: Mapping[str, Any]) -> Answer:
         """Return the answer to one chat request; raises EngineError."""
@@ -211,13 +212,6 @@ class EngineClient:
         if not isinstance(value, dict) or key not in value:
             raise BadAnswerError(where, f"the answer has no {key!r}")
         return value[key]
-
-    def _tokens(self, body: Mapping[str, Any]) -> tuple[int, ...]:
-        tokens = self._key("POST", "/tokenize", body, "tokens")
-        try:
-            return tuple(int(token) for token in tokens)
-        except OTHER_SHAPE as error:
-            raise BadAnswerError(f"POST {self.endpoint}/tokenize", f"no token ids: {tokens!r:.120}") from error
 
     def _whole(self, path: str, body: Mapping[str, Any]) -> Answer:
         exchange = self._ask("POST", path, dict(body))

@@ -62,18 +62,11 @@ class Context:
         return ", ".join(sorted(self.facts.get(fact, ()))) or None
 
     @classmethod
-    def of(
-        cls,
-        plan: AcceptancePlan,
-        hosts: Mapping[str, EngineHost],
-        *,
-        timeout_s: float = 300.0,
-        listener: Listener = silent,
-    ) -> Context:
+    def of(cls, plan: AcceptancePlan, hosts: Mapping[str, EngineHost], *, listener: Listener = silent) -> Context:
         """Return the context of a real run."""
         return cls(
             plan=plan,
-            client=EngineClient(plan.endpoint, timeout_s=timeout_s, access=plan.access),
+            client=EngineClient(plan.endpoint, access=plan.access),
             read_metrics=lambda: metrics.read(plan.metrics, access=plan.access),
             hosts=hosts,
             listener=listener,

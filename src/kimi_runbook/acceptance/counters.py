@@ -6,9 +6,7 @@ import time
 from collections.abc import Callable
 
 from kimi_runbook.acceptance.metrics import HITS, QUERIES, Reading, delta, why_void
-
-_FIRST_POLL_S, _LONGEST_POLL_S = 0.002, 0.05
-_HITS_GRACE_S = 0.1
+from kimi_runbook.reading import data_file
 
 
 def read_until(
@@ -17,11 +15,11 @@ def read_until(
     prompt_tokens: int,
     *,
     hit_tokens: int | None = None,
-    deadline_s: float = 5.0,
 ) -> Reading:
     """Return the first reading whose queries have grown by so many tokens since ``before``, or the last one read.
 
-    A counter that is absent and a restart end the wait at once: no later reading would say more.
+    A counter that is absent and a restart end the wait at once: no later reading would say more. How long is waited at
+    most is in data/metrics.yml.
 
     Args:
         read: Reads every endpoint once; raises EngineError.
@@ -29,10 +27,11 @@ def read_until(
         prompt_tokens: Tokens the requests in the window asked the cache for.
         hit_tokens: Tokens the answers say were found; hits get a moment longer to arrive there. Two counters of several
             API servers are not written at once.
-        deadline_s: Seconds to wait at most.
     """
+    waits = data_file("metrics.yml").fields("waits")
+    deadline_s, grace_s, longest_poll_s = map(waits.number, ("deadline_s", "hits_grace_s", "longest_poll_s"))
     started_s = time.monotonic()
-    poll_s, arrived_s = _FIRST_POLL_S, None
+    poll_s, arrived_s = waits.number("first_poll_s"), None
     while True:
         reading = read()
         now_s = time.monotonic()
@@ -42,7 +41,7 @@ def read_until(
         if queries >= prompt_tokens:
             arrived_s = now_s if arrived_s is None else arrived_s
             late = hit_tokens is not None and hits is not None and hits < hit_tokens
-            if not late or now_s - arrived_s >= _HITS_GRACE_S:
+            if not late or now_s - arrived_s >= grace_s:
                 return reading
         time.sleep(poll_s)
-        poll_s = min(poll_s * 2, _LONGEST_POLL_S)
+        poll_s = min(poll_s * 2, longest_poll_s)

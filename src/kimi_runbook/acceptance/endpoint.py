@@ -222,13 +222,13 @@ def model_of(options: Options, seen: Seen) -> str:
     return seen.models[0]
 
 
-def scope_lines(plan: AcceptancePlan, seen: Seen, requests: Mapping[int, int]) -> list[str]:
+def scope_lines(plan: AcceptancePlan, seen: Seen, requests: int) -> list[str]:
     """Return what will be done, for the operator to read before anything is sent.
 
     Args:
         plan: The run's plan.
         seen: What the endpoint said.
-        requests: About how many requests each planned step sends.
+        requests: About how many requests the planned steps send.
     """
     planned = ", ".join(f"{step} {STEP_NAMES[step]}" for step in plan.steps)
     left_out = ", ".join(f"{step} {STEP_NAMES[step]}" for step in plan.not_planned)
@@ -238,7 +238,7 @@ def scope_lines(plan: AcceptancePlan, seen: Seen, requests: Mapping[int, int]) -
     ]
     observing = f", then {plan.observe_s} s of watching" if 6 in plan.steps else ""
     lines.append(
-        f"about {sum(requests.values())} requests for {plan.max_tokens} tokens each, up to {plan.peak_concurrency} at "
+        f"about {requests} requests for {plan.max_tokens} tokens each, up to {plan.peak_concurrency} at "
         f"once{observing}; other traffic meanwhile makes step 3 inconclusive"
     )
     return lines

@@ -15,11 +15,11 @@ from kimi_runbook.acceptance.http import (
     ConnectionDroppedError,
     EngineError,
     TimedOutError,
+    longest_s,
 )
 from kimi_runbook.acceptance.metrics import KV_USAGE, QUERIES, RUNNING, Reading
 from kimi_runbook.errors import RunbookError
 
-_TIMEOUT_S = 10.0
 _BASE_URL = "Give the base URL of vLLM's own API server, e.g. http://host:8000; a router often passes /v1 only."
 _METRICS_URL = "Name the metrics of every API server: --metrics URL, once for each; a router's are not the engine's."
 
@@ -33,7 +33,7 @@ def look(options: Options) -> Seen:
     Raises:
         RunbookError: When there is no answer, no leave to ask, or it is not vLLM.
     """
-    client = EngineClient(options.endpoint, timeout_s=_TIMEOUT_S, access=options.access)
+    client = EngineClient(options.endpoint, timeout_s=longest_s("look_s"), access=options.access)
     cards = _ask(client, "/v1/models", options).get("data")
     version = _ask(client, "/version", options).get("version")
     if not isinstance(cards, list):
@@ -77,7 +77,7 @@ def _engines(options: Options) -> tuple[int | None, str]:
     other way not to have them means that the URL is not the right one.
     """
     try:
-        reading = metrics.read(options.metrics, timeout_s=_TIMEOUT_S, access=options.access)
+        reading = metrics.read(options.metrics, timeout_s=longest_s("look_s"), access=options.access)
     except BadStatusError as error:
         if error.status >= 500:
             return None, f"HTTP {error.status}"
@@ -99,7 +99,7 @@ def _no_answer(error: EngineError) -> RunbookError:
         "Check host and port from this machine with curl; a proxy is named by --proxy.",
     )
     if isinstance(error, TimedOutError):
-        expected = f"an answer within {_TIMEOUT_S:.0f} s"
+        expected = f"an answer within {longest_s('look_s'):g} s"
         next_step = "Ask from this machine: curl -sS --max-time 10 on that URL; a firewall drops silently."
     elif isinstance(error, ConnectionDroppedError):
         expected, next_step = "an answer", "Compare http:// with what the port speaks: a port with TLS hangs up."

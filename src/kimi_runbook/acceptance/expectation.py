@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kimi_runbook.acceptance.geometry import Geometry
-from kimi_runbook.acceptance.hit_rules import Rule, rules
+from kimi_runbook.acceptance.hit_rules import Rule, checkpoint_alignment, rules
 from kimi_runbook.acceptance.prompts import Prompt, common_prefix
-
-_CHECKPOINT_ALIGNMENT = 16  # tokens; vLLM 0.32, model_executor/layers/mamba/kda_checkpoint.py
 
 
 class NoRuleError(Exception):
@@ -255,7 +253,7 @@ class _KeptStates:
             and start % self.unit == 0
             and -(-length // self.block) - 2 > (start - 1) // self.block
             and start + self.unit <= fine_end
-            and (fine_end - start) % _CHECKPOINT_ALIGNMENT == 0
+            and (fine_end - start) % checkpoint_alignment() == 0
         )
 
     def _reason(self, shared: int, matched: int, hit: int, junction: int) -> str:

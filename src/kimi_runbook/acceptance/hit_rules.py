@@ -85,6 +85,12 @@ def slower_than() -> float:
     return float(str(_data().fields("first_token").raw("slower")))
 
 
+@cache
+def checkpoint_alignment() -> int:
+    """Return the tokens a checkpoint of a recurrent state is aligned to within a prefill step."""
+    return _data().integer("checkpoint_alignment")
+
+
 def drops_a_unit(method: str, version: str) -> bool:
     """Return whether a method of speculation makes the last matched unit be recomputed.
 

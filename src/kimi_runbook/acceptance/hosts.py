@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from kimi_runbook.acceptance.engine_log import parse_stamp
 from kimi_runbook.acceptance.plan import PlanHost
 
-_MAX_LOG_LINES = 5000
+_MAX_LOG_LINES = 5000  # bounds what one answer brings over the connection; a start prints a few dozen that match
 
 
 class CommandResult(Protocol):

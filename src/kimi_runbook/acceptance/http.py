@@ -21,6 +21,7 @@ from kimi_runbook.acceptance.streaming.errors import (
 )
 from kimi_runbook.acceptance.streaming.exchange import Exchange, Job
 from kimi_runbook.acceptance.streaming.origin import Origin, split_url
+from kimi_runbook.reading import data_file
 
 __all__ = [
     "BadAnswerError",
@@ -33,9 +34,15 @@ __all__ = [
     "TruncatedError",
     "ask",
     "fetch",
+    "longest_s",
 ]
 
 _SAFE = ("GET", "HEAD")
+
+
+def longest_s(request: str) -> float:
+    """Return how many seconds a kind of request may take in all, e.g. ``request_s`` (data/client.yml)."""
+    return data_file("client.yml").fields("timeouts").number(request)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

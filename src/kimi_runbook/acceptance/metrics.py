@@ -15,7 +15,7 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from kimi_runbook.acceptance.http import BadAnswerError, BadStatusError, fetch
+from kimi_runbook.acceptance.http import BadAnswerError, BadStatusError, fetch, longest_s
 from kimi_runbook.acceptance.metrics_data import older_names
 from kimi_runbook.acceptance.plan import Access
 
@@ -146,18 +146,18 @@ def parse(url: str, text: str, content_type: str) -> Exposition:
     )
 
 
-def read(urls: Sequence[str], *, timeout_s: float = 10.0, access: Access = _DIRECT) -> Reading:
+def read(urls: Sequence[str], *, timeout_s: float | None = None, access: Access = _DIRECT) -> Reading:
     """Read every endpoint.
 
     Args:
         urls: The metrics of every API server of one engine.
-        timeout_s: Seconds for each of them.
+        timeout_s: Seconds for each of them; None: as in data/client.yml.
         access: How they are reached: API key, certificates, proxy.
 
     Raises:
         EngineError: When an endpoint does not answer, answers outside 2xx, or writes something else than metrics.
     """
-    expositions = []
+    expositions, timeout_s = [], timeout_s or longest_s("metrics_s")
     for url in urls:
         response = fetch("GET", url, timeout_s=timeout_s, access=access)
         if not 200 <= response.status < 300:

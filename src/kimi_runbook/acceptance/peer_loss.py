@@ -19,9 +19,7 @@ from kimi_runbook.acceptance.prompts import chat, new_salt, words
 from kimi_runbook.acceptance.result import Check, State, unknown, verify
 from kimi_runbook.reading import Fields, data_file
 
-_PROMPT_WORDS = 20
-_HEALTHY_EVERY_S = 1.0
-_TRIES = 3
+_PROMPT_WORDS = 20  # few, so that an answer is quick
 _SERVE = "Start the replica again: run playbooks/serve.yml."
 _DIAGNOSE = "Read both nodes' engine logs around this moment: run playbooks/diagnose.yml."
 
@@ -175,7 +173,7 @@ def _restart(context: Context, unit: str) -> None:
     ranks = sorted(context.hosts.values(), key=lambda host: host.plan.rank)
     for ask in (EngineHost.stop_unit, EngineHost.start_unit):
         for host in ranks:
-            for left in reversed(range(_TRIES)):
+            for left in reversed(range(data_file("peer_loss.yml").integer("restart_tries"))):
                 try:
                     ask(host, unit)
                     break
@@ -209,6 +207,6 @@ def _restore(context: Context, unit: str) -> tuple[Check, float | None]:
                 ), restored_s
         except EngineError as error:
             last = str(error)
-        context.elapse(_HEALTHY_EVERY_S)
+        context.elapse(data_file("peer_loss.yml").number("healthy_every_s"))
     observed = f"no answer within {limit_s} s; last: {last}"
     return Check(name=name, state=State.FAIL, observed=observed, expected=expected, next_step=_SERVE), None

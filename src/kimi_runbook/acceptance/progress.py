@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 BEGINS = "begins"
@@ -46,16 +46,24 @@ def ended(step: int, name: str, state: str) -> Progress:
     return Progress(step=step, name=name, what=state, done=1, total=1)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Requests that a step sends, and how many of them run at once."""
+
+    requests: int
+    at_once: int = 1
+
+
 class Pace:
     """What is left of a run, by what its requests took so far.
 
-    A step's own pace counts for the rest of that step, the pace of the whole run for the steps to come. It is a guess:
-    step 4 sends many requests at once, and a request of one step is not one of another.
+    What runs at once takes one turn together. A step's own pace counts for the rest of that step, the pace of the whole
+    run for the steps to come. It is a guess: a turn of one step is not one of another.
     """
 
-    def __init__(self, planned: Mapping[int, int], *, observe_s: int = 0) -> None:
-        """Begin with about how many requests each planned step sends, and the seconds step 6 takes, 0 without it."""
-        self._planned = {step: count for step, count in planned.items() if step != 6}
+    def __init__(self, planned: Mapping[int, Sequence[Batch]], *, observe_s: int = 0) -> None:
+        """Begin with about what each planned step sends, in order, and the seconds step 6 takes, 0 without it."""
+        self._planned = {step: batches for step, batches in planned.items() if step != 6}
         self._observe_s = observe_s
         self._taken: dict[int, float] = {}
         self._done: dict[int, int] = {}
@@ -79,7 +87,7 @@ class Pace:
     def end(self, at_s: float) -> None:
         """Take the end of the running step: all it planned counts as done."""
         self._taken[self._step] = at_s - self._began_s
-        self._done[self._step] = self._planned.get(self._step, 0)
+        self._done[self._step] = sum(batch.requests for batch in self._planned.get(self._step, ()))
         self._step = -1
 
     def left_s(self, now_s: float) -> float | None:
@@ -90,14 +98,22 @@ class Pace:
             return max(0.0, left_s - in_step_s)
         if 6 in self._taken:
             left_s = 0.0
-        done = sum(count for step, count in self._done.items() if step != 6)
+        done = sum(self._turns(step) for step in self._done)
         spent_s = sum(taken for step, taken in self._taken.items() if step != 6) + in_step_s
         for step, planned in self._planned.items():
             if step in self._taken:
                 continue
-            here = self._done.get(step, 0)
-            missing = max(0, planned - here)
+            here = self._turns(step)
+            missing = sum(batch.requests / batch.at_once for batch in planned) - here
             if missing and not done:
                 return None
             left_s += missing * (in_step_s / here if here and step == self._step else spent_s / max(1, done))
         return left_s
+
+    def _turns(self, step: int) -> float:
+        """Return how many turns a step's finished requests took; further ones than it planned take none."""
+        left, turns = self._done.get(step, 0), 0.0
+        for batch in self._planned.get(step, ()):
+            turns += min(left, batch.requests) / batch.at_once
+            left = max(0, left - batch.requests)
+        return turns

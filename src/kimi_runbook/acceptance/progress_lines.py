@@ -14,9 +14,8 @@ from typing import TextIO
 from kimi_runbook.acceptance.progress import BEGINS, Pace, Progress
 from kimi_runbook.acceptance.result import State
 
-_REDRAW_S = 0.2
-_TICK_S = 1.0
-_PLAIN_EVERY_S = 10.0
+# What a person can follow: a line drawn over itself, its clock, and lines that stay.
+_REDRAW_S, _TICK_S, _PLAIN_EVERY_S = 0.2, 1.0, 10.0
 _ERASE = "\r\x1b[2K"
 _STATES = frozenset(State)
 

@@ -20,6 +20,7 @@ from kimi_runbook.acceptance.ladder.figures import figures, is_complete, peak
 from kimi_runbook.acceptance.ladder.judge import complete_check, knee_of, ladder_checks, rung_checks
 from kimi_runbook.acceptance.ladder.rungs import AFTER, WARM_UP, Rung, rungs_of, settings
 from kimi_runbook.acceptance.plan import AcceptancePlan
+from kimi_runbook.acceptance.progress import Batch
 from kimi_runbook.acceptance.result import Check, State, StepResult, unknown
 from kimi_runbook.errors import RunbookError
 
@@ -27,9 +28,10 @@ STEP = 4
 NAME = "concurrency"
 
 
-def requests_of(plan: AcceptancePlan) -> int:
-    """Return how many requests the ladder sends when it is climbed to its end."""
-    return 2 + sum(rung.requests for rung in rungs_of(plan.concurrency, plan.peak_concurrency))
+def batches_of(plan: AcceptancePlan) -> tuple[Batch, ...]:
+    """Return what the ladder sends when it is climbed to its end."""
+    rungs = (WARM_UP, *rungs_of(plan.concurrency, plan.peak_concurrency), AFTER)
+    return tuple(Batch(requests=rung.requests, at_once=rung.concurrency) for rung in rungs)
 
 
 def run(context: Context) -> StepResult:

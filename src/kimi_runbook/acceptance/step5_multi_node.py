@@ -22,9 +22,7 @@ from kimi_runbook.reading import Fields, data_file
 STEP = 5
 NAME = "multi-node"
 
-_PROMPT_WORDS = 100
-_INFINIBAND_WORD_BYTES = 4
-_SHORTEST_INTERVAL_S = 1.0
+_PROMPT_WORDS = 100  # a prefill that stands out from an idle interval
 _SERVE = "Compare the nodes' launch files, then run playbooks/serve.yml."
 _OBSERVE = (
     "Before the next start, run a collective test over the same GPUs with the engine's NCCL settings and "
@@ -200,7 +198,7 @@ def _counter_paths(plan: AcceptancePlan, name: str, kind: Fields | None) -> tupl
     if kind is not None and kind.text("counters") == "infiniband":
         ports = [f"/sys/class/infiniband/{p.name}/ports/{p.port or 1}" for p in plan.snapshots[name].rdma_devices]
         files = [f"{port}/counters/{side}" for port in ports for side in ("port_rcv_data", "port_xmit_data")]
-        return files, _INFINIBAND_WORD_BYTES
+        return files, data_file("interconnect_proof.yml").integer("infiniband_word_bytes")
     return [], 1
 
 
@@ -212,6 +210,7 @@ def _traffic(context: Context, kind: Fields | None) -> tuple[list[Check], dict[s
         return [unknown("traffic", why, expected="counters of the interface", next_step=_PATH)], {}
     body = context.chat_body(chat(words(new_salt(), _PROMPT_WORDS), "Go on."))
     context.requests.append({"step": STEP, "words": _PROMPT_WORDS})
+    least_interval_s = data_file("interconnect_proof.yml").number("least_interval_s")
 
     def read() -> dict[str, int]:
         return {name: host.counters(paths[name][0]) * paths[name][1] for name, host in context.hosts.items()}
@@ -220,7 +219,7 @@ def _traffic(context: Context, kind: Fields | None) -> tuple[list[Check], dict[s
         before, began_s = read(), context.now()
         answer = context.client.chat(body)
         after, ended_s = read(), context.now()
-        context.elapse(max(_SHORTEST_INTERVAL_S, ended_s - began_s))
+        context.elapse(max(least_interval_s, ended_s - began_s))
         idle, idle_s = read(), context.now() - ended_s
     except (EngineError, HostError) as error:
         return [unknown("traffic", str(error), expected="one request and both nodes' counters", next_step=_SERVE)], {}

@@ -39,14 +39,14 @@ from kimi_runbook.acceptance.progress_lines import Lines, Teller, wants_live
 from kimi_runbook.acceptance.requests import requests_of
 from kimi_runbook.commands import Commands
 from kimi_runbook.errors import RunbookError
+from kimi_runbook.reading import data_file
 from kimi_runbook.record import Record
-from kimi_runbook.report import headline, verdict_of, write_reports
+from kimi_runbook.report import headline, verdict_of, what_next, write_reports
 from kimi_runbook.runs import new_run_id
 from kimi_runbook.verdict import VerdictName
 
 PLAN_FILE = "acceptance.json"
 
-_OBSERVE_NEXT_S = 3600  # an hour; a first guess of what shows drift
 _SHORTEST_SECRET = 6  # a key as short as a word would blot out words; "EMPTY" is a usual key of servers without one
 _BLOT = "[API key]"
 _DEFAULTS = Options(endpoint="")
@@ -115,8 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
     run_dir: Path = arguments.runs_dir / run_id
     plan = plan_of(options, seen, run_id, run_dir)
     requests = requests_of(plan)
-    for line in scope_lines(plan, seen, requests):
-        print(line, file=sys.stderr)
+    count = sum(batch.requests for batches in requests.values() for batch in batches)
     lines = Lines(plan.steps, Pace(requests, observe_s=plan.observe_s))
     teller = Teller(sys.stderr, lines, live=wants_live(sys.stdout, sys.stderr, os.environ))
     chain = Chain(Context.of(plan, {}, listener=teller))
@@ -131,6 +130,8 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             try:
                 _make_folder(run_dir, plan_json(options, seen, run_id, run_dir))
+                for line in scope_lines(plan, seen, count):
+                    print(line, file=sys.stderr)
                 with teller:
                     _replay(chain, plan.steps, keep)
             finally:
@@ -185,7 +186,10 @@ def for_endpoint(record: Record, options: Options, run_dir: Path) -> Record:
     elif options.observe_s:
         command = shlex.join(["kimi-runbook", "report", str(run_dir)])
     else:
-        command = command_line(replace(options, observe_s=_OBSERVE_NEXT_S), run_dir.parent)
+        command = command_line(
+            replace(options, observe_s=data_file("observation.yml").fields("watch").integer("proposed_s")),
+            run_dir.parent,
+        )
     observation = record.observation if options.observe_s else "not planned"
     return replace(record, observation=observation, verdict=replace(verdict, next_command=command))
 
@@ -287,7 +291,7 @@ def _closing(record: Record, written: Sequence[Path]) -> str:
     lines += ["", headline(record)]
     lines += [f"  because {reason.text}" for reason in verdict.reasons]
     lines += [str(path) for path in written]
-    return "\n".join([*lines, f"next: {verdict.next_command}", ""])
+    return "\n".join([*lines, what_next(record), ""])
 
 
 def _blotted(value: Any, secret: str) -> Any:

@@ -9,21 +9,22 @@ import argparse
 from pathlib import Path
 
 from kimi_runbook.commands import Commands
-from kimi_runbook.report import FORMS, headline, older, regenerate, verdict_of
+from kimi_runbook.report import FORMS, headline, older, regenerate, run_of, verdict_of, what_next
 
 
 def register(commands: Commands) -> None:
     """Add the command."""
     parser = commands.add_parser("report", help="write a run's reports again", description=__doc__)
-    parser.add_argument("run_dir", type=Path, metavar="RUN", help="run directory, e.g. runs/20261130T144501Z-0a1b")
+    named = "run directory, e.g. runs/20261130T144501Z-0a1b, or its record.json"
+    parser.add_argument("run_dir", type=Path, metavar="RUN", help=named)
     parser.add_argument("--json", action="store_true", help="print the record as JSON")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the reports, print the headline and every file written, and return the verdict's exit code."""
-    record = regenerate(arguments.run_dir)
-    verdict = verdict_of(record)
+    run_dir = run_of(arguments.run_dir)
+    record = regenerate(run_dir)
     if arguments.json:
         print(record.dumps(), end="")
     else:
@@ -31,6 +32,6 @@ def run(arguments: argparse.Namespace) -> int:
         if older(record):
             print(older(record))
         for name in FORMS:
-            print(arguments.run_dir / name)
-        print(f"next: {verdict.next_command}")
-    return verdict.name.exit_code
+            print(run_dir / name)
+        print(what_next(record))
+    return verdict_of(record).name.exit_code

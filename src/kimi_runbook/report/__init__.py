@@ -8,8 +8,8 @@ from kimi_runbook.report.as_html import html
 from kimi_runbook.report.as_junit import junit
 from kimi_runbook.report.as_markdown import markdown
 from kimi_runbook.report.as_prometheus import prometheus
-from kimi_runbook.report.files import FORMS, HTML, JUNIT, MARKDOWN, PROMETHEUS, regenerate, write_reports
-from kimi_runbook.report.summary import headline, older, verdict_of
+from kimi_runbook.report.files import FORMS, HTML, JUNIT, MARKDOWN, PROMETHEUS, regenerate, run_of, write_reports
+from kimi_runbook.report.summary import headline, older, verdict_of, what_next
 
 __all__ = [
     "FORMS",
@@ -24,6 +24,8 @@ __all__ = [
     "older",
     "prometheus",
     "regenerate",
+    "run_of",
     "verdict_of",
+    "what_next",
     "write_reports",
 ]

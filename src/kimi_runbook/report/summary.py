@@ -6,7 +6,7 @@ from kimi_runbook.acceptance.plan import STEP_NAMES
 from kimi_runbook.acceptance.result import StepResult
 from kimi_runbook.campaign.values import Box, BoxState
 from kimi_runbook.record import SCHEMA_VERSION, Record
-from kimi_runbook.verdict import Verdict, judge_steps
+from kimi_runbook.verdict import Verdict, VerdictName, judge_steps
 
 
 def headline(record: Record) -> str:
@@ -25,6 +25,16 @@ def headline(record: Record) -> str:
 def verdict_of(record: Record) -> Verdict:
     """Return the record's verdict; one that holds none is judged by its steps."""
     return record.verdict or judge_steps(record.steps)
+
+
+def what_next(record: Record) -> str:
+    """Return what to do now: what the first reason asks for, where there is one, before the command to run then."""
+    verdict = verdict_of(record)
+    checks = {(step.step, check.name): check for step in record.steps for check in step.checks}
+    reasons = () if verdict.name is VerdictName.ACCEPT else verdict.reasons
+    asked = [checks[place].next_step for reason in reasons if (place := (reason.step, reason.check)) in checks]
+    first = next(filter(None, asked), "")
+    return f"next: {first}\nthen: {verdict.next_command}" if first else f"next: {verdict.next_command}"
 
 
 def older(record: Record) -> str:

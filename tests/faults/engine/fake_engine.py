@@ -25,6 +25,7 @@ __all__ = ["MODEL", "VERSION", "FakeEngine", "Fault"]
 MODEL = "moonshotai/Kimi-K3"
 VERSION = "0.32.0"
 _LEAK_PER_REQUEST = 0.004  # share of the KV cache
+_FOREIGN_REQUESTS = 3  # that OTHER_TRAFFIC_UNDER_LOAD brings
 
 
 class EngineGoneError(Exception):
@@ -220,7 +221,7 @@ class FakeEngine:
         with self.lock:
             gauges = exposition.Gauges(
                 started=self.started,
-                running=self.running,
+                running=self.running + self._foreign(),
                 waiting=self.waiting,
                 kv_usage=self._kv_usage(),
                 cache_config=self.cache_config(),
@@ -228,11 +229,15 @@ class FakeEngine:
             )
             return exposition.text(dict(self.counters), gauges, model=MODEL, openmetrics=self.openmetrics)
 
+    def _foreign(self) -> int:
+        """Return how many requests of others run now."""
+        return _FOREIGN_REQUESTS if Fault.OTHER_TRAFFIC_UNDER_LOAD in self.faults and self.running > 1 else 0
+
     def _kv_usage(self) -> float:
         if Fault.CACHE_FULL in self.faults:
             return 0.97
         leaked = _LEAK_PER_REQUEST * self.answered if Fault.KV_LEAKS in self.faults else 0.0
-        return min(1.0, 0.01 * self.running + leaked)
+        return min(1.0, 0.01 * (self.running + self._foreign()) + leaked)
 
     def cache_config(self) -> dict[str, str]:
         """Return the labels of ``vllm:cache_config_info``; empty where the front end does not publish it."""

@@ -61,4 +61,5 @@ class Fault(StrEnum):
     SLOWS_DOWN = "every first token is later than the one before"
     OOM_UNDER_LOAD = "the GPU is out of memory when several requests run at once"
     DIES_UNDER_LOAD = "the process is gone when several requests run at once"
+    OTHER_TRAFFIC_UNDER_LOAD = "someone else's requests arrive while several of ours run"
     FEW_SLOTS = "fewer requests run at once than are sent, the others wait"

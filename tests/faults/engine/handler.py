@@ -85,10 +85,7 @@ class Handler(BaseHTTPRequestHandler):
             self._error(refusal.status, str(refusal))
 
     def _tokenize(self, body: dict[str, Any]) -> None:
-        if "messages" in body:
-            tokens = answers.render(body, extra=Fault.TEMPLATE_DIFFERS in self.engine.faults)
-        else:
-            tokens = answers.prompt_tokens(body["prompt"])
+        tokens = answers.render(body, extra=Fault.TEMPLATE_DIFFERS in self.engine.faults)
         self._json(200, {"count": len(tokens), "max_model_len": self.engine.max_model_len, "tokens": tokens})
 
     def _complete(self, body: dict[str, Any], *, chat: bool) -> None:

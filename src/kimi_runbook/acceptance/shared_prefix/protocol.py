@@ -46,7 +46,7 @@ ZERO, SHORT, RESEND, LONG, CHANGED, TOO_SHORT = FAMILIES = (
 )
 SIGHTINGS = 3
 ASKS = ("Why?", "How so?", "Since when?")  # no two begin alike, so that chats part where the question begins
-_DRAWS = 10
+_DRAWS = 10  # the second one fits as a rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

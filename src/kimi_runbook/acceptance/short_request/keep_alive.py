@@ -10,7 +10,7 @@ from __future__ import annotations
 import selectors
 import time
 
-from kimi_runbook.acceptance.http import EngineError, job_for, response
+from kimi_runbook.acceptance.http import EngineError, job_for, longest_s, response
 from kimi_runbook.acceptance.result import Check, verify
 from kimi_runbook.acceptance.short_request.look import Look, settings
 from kimi_runbook.acceptance.streaming.connection import Connection
@@ -20,7 +20,6 @@ from kimi_runbook.acceptance.streaming.origin import Origin, split_url
 
 _NAME = "keep-alive"
 _PATH = "/version"
-_TIMEOUT_S = 30.0
 _EXPECTED = "the second answer over the first one's connection, or a connection whose end was announced"
 _EVIDENCE = f"GET {_PATH} twice over one connection"
 _NEXT = "Raise the keep-alive limit of the server or proxy that answers there (vLLM: VLLM_HTTP_TIMEOUT_KEEP_ALIVE)."
@@ -69,7 +68,7 @@ def closed_within(connection: Connection, idle_s: float) -> float | None:
 def _ask(origin: Origin, prefix: str) -> Exchange:
     """Send one request as it is: ``http.ask`` would try a GET again over a new connection."""
     job = job_for(origin, "GET", prefix + _PATH, None)
-    return drive(origin, [job], concurrency=1, timeout_s=_TIMEOUT_S).exchanges[0]
+    return drive(origin, [job], concurrency=1, timeout_s=longest_s("without_model_s")).exchanges[0]
 
 
 def _told(holds: bool, observed: str) -> Check:

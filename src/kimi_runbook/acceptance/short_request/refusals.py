@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from kimi_runbook.acceptance.alive import ask_health
-from kimi_runbook.acceptance.http import EngineError, Response, fetch
+from kimi_runbook.acceptance.http import EngineError, Response, fetch, longest_s
 from kimi_runbook.acceptance.result import Check, State, unknown, verify
 from kimi_runbook.acceptance.short_request.answers import messages
 from kimi_runbook.acceptance.short_request.look import LOG, Look, is_lost, settings
+from kimi_runbook.acceptance.streaming.errors import error_message
 
 _CHAT = "/v1/chat/completions"
 _BETWEEN = "Something between client and engine answers in its place: ask its port directly."
@@ -36,7 +37,8 @@ def _half_of(look: Look, body: dict[str, Any]) -> Response:
     plan = look.context.plan
     url = f"{plan.endpoint}{_CHAT}"
     headers = {"Content-Type": "application/json"}
-    return fetch("POST", url, body=whole[: len(whole) // 2], headers=headers, timeout_s=30, access=plan.access)
+    half, timeout_s = whole[: len(whole) // 2], longest_s("without_model_s")
+    return fetch("POST", url, body=half, headers=headers, timeout_s=timeout_s, access=plan.access)
 
 
 def _too_long(look: Look) -> Check:
@@ -77,16 +79,6 @@ def _refusal(look: Look, kind: str, send: Callable[[], Response]) -> Check:
         evidence=f"POST ({kind})",
         next_step=_BETWEEN,
     )
-
-
-def error_message(body: bytes) -> str:
-    """Return the message of an OpenAI error body; empty when the body is none."""
-    try:
-        value = json.loads(body)
-    except ValueError:
-        return ""
-    error = value.get("error") if isinstance(value, dict) else None
-    return str(error.get("message") or "") if isinstance(error, dict) else ""
 
 
 def _still_healthy(look: Look) -> Check:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import resource
 
 from kimi_runbook.errors import RunbookError
-
-# What a Python process with a report, a log and a few hosts' connections has open besides; a guess, well above it.
-_BESIDES = 128
+from kimi_runbook.reading import data_file
 
 
 def require_descriptors(connections: int) -> None:
@@ -16,7 +14,7 @@ def require_descriptors(connections: int) -> None:
     Raises:
         RunbookError: When the hard limit does not allow them.
     """
-    needed = connections + _BESIDES
+    needed = connections + data_file("client.yml").fields("connections").integer("other_descriptors")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kimi_runbook.acceptance.answer import Answer
+
+_MOST_SAID = 200  # characters of a refusal, which stand on one line of a report
+
+
+def error_message(body: bytes) -> str:
+    """Return the message of an OpenAI error body; empty when the body is none."""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return ""
+    error = value.get("error") if isinstance(value, dict) else None
+    return str(error.get("message") or "") if isinstance(error, dict) else ""
 
 
 class EngineError(Exception):
@@ -65,7 +78,7 @@ class BadAnswerError(EngineError):
 
 
 class BadStatusError(EngineError):
-    """A status outside 2xx where success was asked for.
+    """A status outside 2xx where success was asked for; what the server says to it is told on one line.
 
     Attributes:
         status: HTTP status.
@@ -73,7 +86,8 @@ class BadStatusError(EngineError):
     """
 
     def __init__(self, where: str, status: int, body: bytes) -> None:
-        text = body[:300].decode("utf-8", "replace")
-        super().__init__(where, f"HTTP {status}: {text}")
+        said = " ".join((error_message(body) or body[: 4 * _MOST_SAID].decode("utf-8", "replace")).split())
+        text = said if len(said) <= _MOST_SAID else f"{said[: _MOST_SAID - 1]}\N{HORIZONTAL ELLIPSIS}"
+        super().__init__(where, f"HTTP {status}: {text}" if text else f"HTTP {status}")
         self.status = status
         self.body = body

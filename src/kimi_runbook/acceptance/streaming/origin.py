@@ -22,7 +22,6 @@ from kimi_runbook.acceptance.streaming.wire import Head, request_bytes
 from kimi_runbook.errors import RunbookError
 from kimi_runbook.reading import data_file
 
-_RESOLVED_FOR_S = 30.0
 _NS = 1_000_000_000
 
 
@@ -52,6 +51,7 @@ class Origin:
         self.flight = Flight()
         self._lock = threading.Lock()
         self._idle: list[Connection] = []
+        self._resolved_for_s = data_file("client.yml").fields("connections").number("resolved_for_s")
         self._resolved: tuple[float, list[Address]] = (float("-inf"), [])
         self._forget = weakref.finalize(self, _close_all, self._idle)
 
@@ -103,14 +103,14 @@ class Origin:
             _close_all(self._idle)
 
     def addresses(self, timeout_s: float) -> list[Address]:
-        """Return the addresses of the first hop, kept for 30 s.
+        """Return the addresses of the first hop, kept for a while (data/client.yml).
 
         Raises:
             OpenError: When the name has none, or the resolver does not answer in time.
         """
         with self._lock:
             at_s, found = self._resolved
-        if time.monotonic() - at_s > _RESOLVED_FOR_S:
+        if time.monotonic() - at_s > self._resolved_for_s:
             found = _resolve(*self.route.first_hop, timeout_s)
             with self._lock:
                 self._resolved = (time.monotonic(), found)

@@ -9,8 +9,6 @@ from kimi_runbook.acceptance.streaming.run_delay import RunDelay
 from kimi_runbook.reading import data_file
 
 _NS = 1_000_000_000
-# A wait shorter than this did not put the thread to sleep: what it reports may have been there during the last round.
-_SLEPT_NS = 50_000
 
 
 class Rounds:
@@ -26,6 +24,8 @@ class Rounds:
         """Begin in the calling thread, which has to be the one that waits."""
         facts = data_file("client.yml").fields("loop")
         self._rest_ns = int(facts.number("rest_s") * _NS)
+        self._slept_ns = int(facts.number("slept_s") * _NS)
+        self._burst_share = facts.number("burst_share")
         self._many = facts.integer("many_streams")
         self._poller = poller
         self._run_delay = RunDelay()
@@ -47,10 +47,10 @@ class Rounds:
         before_ns, self.now_ns = self.now_ns, time.monotonic_ns()
         waited_ns = self.now_ns - called_ns
         kept_off_ns = min(self._run_delay.since_last_ns(), waited_ns)
-        slept = waited_ns - kept_off_ns > _SLEPT_NS
+        slept = waited_ns - kept_off_ns > self._slept_ns
         self.since_ns = self.now_ns - kept_off_ns if slept else before_ns
         # A short sleep: tokens come one by one. A burst, as an engine's step brings it, is read without resting.
-        burst = len(ready) * 4 > streams
+        burst = len(ready) > self._burst_share * streams
         self._rest_next = waited_ns < self._rest_ns if slept else rested and not burst
         return ready
 

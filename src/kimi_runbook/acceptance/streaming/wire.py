@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+# Bounds of what is kept of an answer that is none.
 _MOST_HEAD = 64 * 1024
 _MOST_LINE = 4 * 1024
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) (\d{3})(?: ([^\r\n]*))?")
