@@ -9,7 +9,7 @@ from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
-from kimi_runbook.by_hand import left_behind, unsettled
+from kimi_runbook.findings import left_behind, unsettled
 from kimi_runbook.judge import examine_fleet
 from kimi_runbook.lock import parse_lock
 from kimi_runbook.plan import build_plan, make_batches, render_findings_table

@@ -38,6 +38,7 @@ def runtime(probe):
         "free_bytes": free_bytes,
         "free_inodes": free_inodes,
         "read_only": read_only(probe, store),
+        "root_read_only": read_only(probe, "/"),
         "daemon": redaction.value(daemon),
         "daemon_error": daemon_error,
         "toolkit": _toolkit(probe),
@@ -135,6 +136,7 @@ def engine_container(probe, name, container_files):
         "id": row.get("Id"),
         "image_reference": config.get("Image"),
         "image_repo_digests": inspected(probe, "image", row.get("Image")).get("RepoDigests") or [],
+        "created_at": row.get("Created"),
         "started_at": state.get("StartedAt"),
         "pid": pid,
         "args": redaction.arguments(row.get("Args") or []),
@@ -143,6 +145,12 @@ def engine_container(probe, name, container_files):
         "files": {
             path: (inside.get(f"/proc/{pid}/root{path}") or {}).get("sha256") if pid else None
             for path in container_files
+        },
+        "settings": {
+            path: told["settings"]
+            for path in container_files
+            for told in [inside.get(f"/proc/{pid}/root{path}") or {}]
+            if "settings" in told
         },
     }
 

@@ -121,6 +121,9 @@ def _dkms(probe):
         probe.refused(answer, "dkms", "status")
         return None
     rows = [_DKMS_ROW.match(line.strip()) for line in answer[1].splitlines()]
+    if answer[1].strip() and not any(rows):
+        probe.error("dkms status", "printed no row of a module")
+        return None
     return [row.groupdict() for row in rows if row][:100]
 
 

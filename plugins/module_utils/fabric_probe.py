@@ -19,6 +19,8 @@ SERVICES = {
     "nvidia-persistenced": r"nvidia-persistenced|nvidia-compute-utils-\d+(-server)?",
 }
 _MOST_PATHS = 50
+_MOST_NODES = 64  # an NVL72 rack has 18 trays
+_MOST_APART = 20  # of one node, so that a domain with no connection at all stays below 50 KiB
 _KEY = re.compile(r'"?\b(?:hostPath|path)"?\s*:\s*"?(/[^"\s,}\]]+)')
 _LIBRARY_VERSION = re.compile(r"\.so\.(\d+\.\d+(?:\.\d+)*)$")
 _DEVICE = re.compile(r'(?<![A-Za-z])name"?\s*:\s*"?([\w.:/-]+)')
@@ -26,19 +28,59 @@ _DEVICE = re.compile(r'(?<![A-Za-z])name"?\s*:\s*"?([\w.:/-]+)')
 
 def fabric(probe, loaded):
     """Return what the NVLink fabric of a host is made of; GPUs are asked only where the driver is loaded."""
-    nodes = probe.text("/etc/nvidia-imex/nodes_config.cfg")
+    nodes = _imex_nodes(probe)
     return {
         "nvswitches": len(probe.names("/proc/driver/nvidia-nvswitch/devices")),
         "sw_mng": _managed_switches(probe),
         "services": {name: _service(probe, name) for name in SERVICES},
         "gpus": gpu_fabric(probe) if loaded else None,
         "imex_channels": probe.names("/dev/nvidia-caps-imex-channels")[:64],
-        "imex_nodes": None if nodes is None else [line for line in map(str.strip, nodes.splitlines()) if _said(line)],
+        "imex_nodes": nodes,
+        "imex_domain": _imex_domain(probe) if nodes else None,
     }
 
 
-def _said(line):
-    return line and not line.startswith("#")
+def _imex_nodes(probe):
+    """Return the addresses of the node list in their order; None without one."""
+    text = probe.text("/etc/nvidia-imex/nodes_config.cfg")
+    lines = None if text is None else map(str.strip, text.splitlines())
+    return None if lines is None else [line for line in lines if line and not line.startswith("#")]
+
+
+def _imex_domain(probe):
+    """Return what the IMEX daemon says of its domain; None when none runs or it gave no usable answer.
+
+    The daemon asks every other node, so it is given the time one of them takes not to answer. The layout, one entry for
+    each node of the list, as seen in NVIDIA/DCGM (DcgmImexManager) and in published output of nvidia-imex-ctl -N -j.
+    """
+    if not main_pid(probe, "nvidia-imex.service"):
+        return None
+    told = probe.json_command("nvidia-imex-ctl", "-N", "-j", needed=True, timeout_s=2 * probe.timeout_s)
+    if told is None:
+        return None
+    nodes = told.get("nodes") if isinstance(told, dict) else None
+    if not isinstance(nodes, dict) or not nodes or not all(isinstance(node, dict) for node in nodes.values()):
+        probe.error("nvidia-imex-ctl -N", "its JSON names no nodes")
+        return None
+    return {"status": _word(told.get("status")), "nodes": [_imex_node(node) for node in nodes.values()][:_MOST_NODES]}
+
+
+def _imex_node(node):
+    """Return one node's state, version, and the nodes it is not connected to as ``address status``."""
+    rows = node.get("connections")
+    rows = [row for row in rows.values() if isinstance(row, dict)] if isinstance(rows, dict) else []
+    apart = [f"{_word(row.get('host'))} {_word(row.get('status'))}" for row in rows if row.get("status") != "CONNECTED"]
+    return {
+        "host": _word(node.get("host")),
+        "status": _word(node.get("status")),
+        "version": _word(node.get("version")),
+        "apart": apart[:_MOST_APART],
+    }
+
+
+def _word(value):
+    """Return a word of an answer, None for anything else."""
+    return value[:80] if isinstance(value, str) and value else None
 
 
 def _managed_switches(probe):

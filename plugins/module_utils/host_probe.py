@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 
 from ansible.module_utils.command_run import TooMuchOutputError, run, tree_answers
+from ansible.module_utils.redaction import environment
 
 SCHEMA_VERSION = 1
 
@@ -126,15 +127,16 @@ class Probe:
         """Keep what a command that failed said."""
         self.error(" ".join(argv[:2]), f"exit {answer[0]}: {(answer[2] or answer[1]).strip()[:200]}")
 
-    def json_command(self, *argv, absent=None, needed=False):
+    def json_command(self, *argv, absent=None, needed=False, timeout_s=None):
         """Return the JSON a command prints, or None when it failed or printed something else.
 
         Args:
             argv: The command.
             absent: What a failure has to say to mean that the thing asked about is not there, which is no error.
             needed: Whether a missing program is an error.
+            timeout_s: Seconds it may take, where that is not the limit of any command.
         """
-        answer = self.command(*argv, needed=needed)
+        answer = self.command(*argv, needed=needed, timeout_s=timeout_s)
         if answer is None:
             return None
         if answer[0] != 0:
@@ -302,18 +304,33 @@ def boot(probe):
 
 
 def files(probe, wanted):
-    """Return ``{path: {"sha256", "mode"} | None}``; None for a file that is not there."""
+    """Return ``{path: {"sha256", "mode"} | None}``; None for a file that is not there.
+
+    Of nccl.conf and ucx.conf ``settings`` holds what they set, as far as it may be shown.
+    """
     found = {}
     for name in wanted:
         path = probe.path(name)
         try:
             content = path.read_bytes()
             found[name] = {"sha256": hashlib.sha256(content).hexdigest(), "mode": f"{path.stat().st_mode & 0o7777:04o}"}
+            if str(name).rpartition("/")[2] in _SETTINGS:
+                found[name]["settings"] = settings(content.decode("utf-8", "replace"))
         except OSError as error:
             if error.errno not in _ABSENT:
                 probe.error(name, error.strerror)
             found[name] = None
     return found
+
+
+_SETTINGS = ("nccl.conf", "ucx.conf")
+_SETTING = re.compile(r"\s*((?:NCCL|UCX)_[A-Z0-9_]+)\s*=(.*)")
+
+
+def settings(text):
+    """Return the NCCL and UCX settings of a file, the last of each name as both libraries take it; no secrets."""
+    pairs = [match.groups() for match in map(_SETTING.match, text[: 64 << 10].splitlines()) if match]
+    return environment(f"{name}={value.strip()[:1024]}" for name, value in pairs)
 
 
 def kernel_modules(probe, wanted):

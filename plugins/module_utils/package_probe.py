@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import re
 
-from ansible.module_utils.host_probe import files
+from ansible.module_utils.host_probe import files, whole
 
 # Packages reported whether or not somebody asked for them: a stray driver package is what breaks the next upgrade.
 _DRIVER_PACKAGE = re.compile(
@@ -93,10 +93,44 @@ def holds(probe):
 
 
 def pins(probe):
-    """Return ``[{"path", "sha256"}]`` of the files that steer versions."""
+    """Return ``[{"path", "sha256", "entries"}]`` of the files that steer versions.
+
+    ``entries`` holds what a file says of NVIDIA's packages: ``{"package", "pin", "priority"}``.
+    """
     # apt reads files without an extension or ending in .pref.
     apt = [f"/etc/apt/preferences.d/{name}" for name in probe.names("/etc/apt/preferences.d")]
     read = files(
         probe, [*_FILES, *(name for name in apt if "." not in name.rpartition("/")[2] or name.endswith(".pref"))]
     )
-    return [{"path": path, "sha256": told["sha256"]} for path, told in read.items() if told][:_MOST]
+    return [
+        {"path": path, "sha256": told["sha256"], "entries": _entries(probe, path)}
+        for path, told in read.items()
+        if told
+    ][:_MOST]
+
+
+_ABOUT = re.compile(r"nvidia|cuda|nvlsm|nvsdm", re.IGNORECASE)
+_MOST_ENTRIES = 20
+
+
+def _entries(probe, path):
+    """Return the pins of one file: of apt's preferences, of the stream dnf was told to take."""
+    text = probe.text(path, limit=256 << 10) or ""
+    if path.endswith(".module"):
+        found = re.search(r"^stream\s*=\s*(\S+)", text, re.MULTILINE)
+        return [{"package": "nvidia-driver", "pin": f"stream {found[1][:80]}", "priority": None}] if found else []
+    if "/apt/" not in path:
+        return []
+    stanzas = [_stanza(part) for part in re.split(r"\n[ \t]*\n", text)]
+    rows = [
+        {"package": one["package"], "pin": one["pin"], "priority": whole(one.get("pin-priority"))}
+        for one in stanzas
+        if _ABOUT.search(one.get("package", "")) and one.get("pin")
+    ]
+    return rows[:_MOST_ENTRIES]
+
+
+def _stanza(text):
+    """Return the fields of one stanza, names in lower case; a line that begins with # is a comment."""
+    lines = [line.partition(":") for line in text.splitlines() if not line.startswith("#")]
+    return {name.strip().lower(): " ".join(value.split())[:200] for name, colon, value in lines if colon}

@@ -54,6 +54,9 @@ def _show(probe, names):
         return {}
     named = {name: block for block in blocks for name in [block.get("Id"), *block.get("Names", "").split()] if name}
     if named:
+        missing = [name for name in names if name not in named]  # one that is not there is shown as not-found
+        if missing:
+            probe.error("systemctl show", f"said nothing of {', '.join(missing[:5])}")
         return {name: named[name] for name in names if name in named}
     return dict(zip(names, blocks))  # an answer without names follows the order of the question
 
@@ -135,9 +138,9 @@ def unit_environment(probe, unit):
 
 
 def updaters(probe):
-    """Return the installed units that change packages by themselves; None when systemd did not answer."""
+    """Return the installed units that change packages by themselves; None when systemd did not tell of each."""
     shown = ask(probe, UPDATERS)
-    if not shown:
+    if not set(UPDATERS) <= set(shown):
         return None
     return [
         {

@@ -13,7 +13,7 @@ description:
   - Never changes anything; a question that gets no answer is listed under C(errors) and the rest is still answered.
     In the answer null says that something could not be told, an empty list that it was looked for and not there.
   - Every command has a time limit, after which it is killed with everything it started; nvidia-smi, which first wakes
-    every GPU, gets three times as long.
+    every GPU, gets three times as long, nvidia-imex-ctl, which asks other hosts, twice.
   - What looks like a secret is not shown. The answer stays below 256 KiB; C(cut) counts what was left out of a list.
 options:
   packages:
@@ -132,7 +132,7 @@ from ansible.module_utils.kernel_probe import iommu, kernel
 from ansible.module_utils.network_probe import addresses, links, listening, open_devices
 from ansible.module_utils.package_probe import holds, packages, pins
 from ansible.module_utils.rdma_probe import rdma, rdma_devices
-from ansible.module_utils.unit_probe import CLOCKS, UPDATERS, ask, clock, memlock, units, updaters
+from ansible.module_utils.unit_probe import CLOCKS, UPDATERS, ask, clock, memlock, moment, units, updaters
 from ansible.module_utils.weights_probe import weights
 
 SIZE_LIMIT = 240 << 10  # bytes of JSON; Ansible's own words beside it keep the whole below 256 KiB
@@ -201,7 +201,7 @@ def take(probe, wanted, sections=None):
         "taken_at": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "hostname": hostname(probe),
         "os": part("os", lambda: system(probe), {}),
-        "boot": part("boot", lambda: boot(probe), {}),
+        "boot": part("boot", lambda: {**boot(probe), "booted_at": moment(probe, 0)}, {}),
         "kernel": part("kernel", lambda: kernel(probe), {}),
         "packages": part("packages", lambda: packages(probe, wanted["packages"]), {}),
         "files": part("files", lambda: files(probe, wanted["files"]), {}),
@@ -251,6 +251,7 @@ _SHORTENED = (
     "cdi",
     "driver.dkms",
     "errors",
+    "pins",
     "holds",
     "network.listening",
 )

@@ -45,9 +45,7 @@ def settings_files(settings: Mapping[str, str], paths: Sequence[str]) -> list[di
         paths: Where NCCL's and UCX's file go, in that order.
     """
     contents = (settings["nccl_conf"], settings["ucx_conf"])
-    return [
-        {"path": path, "mode": "0644", "content": content} for path, content in zip(paths, contents, strict=True)
-    ]
+    return [{"path": path, "mode": "0644", "content": content} for path, content in zip(paths, contents, strict=True)]
 
 
 def refuse_contradictions(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kimi_runbook.reading import Fields, data_file, plain
+from kimi_runbook.shapes import Value, read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +29,17 @@ class ExpectedPackage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedFile:
-    """A file; sha256 in hex, mode in octal digits; None leaves either open."""
+    """A file; sha256 in hex, mode in octal digits; None leaves either open.
+
+    Attributes:
+        settings: What an nccl.conf or ucx.conf sets, by name, so that a difference can be named.
+    """
 
     role: str
     path: str
     sha256: str | None = None
     mode: str | None = None
+    settings: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,34 +123,10 @@ class Expected:
             host=root.text("host"),
             address=root.optional_text("address"),
             supported_os=_supported_os(root),
-            packages=tuple(
-                ExpectedPackage(
-                    role=item.text("role"),
-                    name=item.text("name"),
-                    version=item.optional_text("version"),
-                    held=item.flag("held", False),
-                )
-                for item in root.each("packages")
-            ),
-            files=tuple(
-                ExpectedFile(
-                    role=item.text("role"),
-                    path=item.text("path"),
-                    sha256=item.optional_text("sha256"),
-                    mode=item.optional_text("mode"),
-                )
-                for item in root.each("files")
-            ),
-            units=tuple(
-                ExpectedUnit(
-                    role=item.text("role"),
-                    name=item.text("name"),
-                    enabled=item.optional_flag("enabled"),
-                    active=item.optional_flag("active"),
-                )
-                for item in root.each("units")
-            ),
-            modules=tuple(ExpectedModule(role=i.text("role"), name=i.text("name")) for i in root.each("modules")),
+            packages=_each(ExpectedPackage, root, "packages"),
+            files=_each(ExpectedFile, root, "files"),
+            units=_each(ExpectedUnit, root, "units"),
+            modules=_each(ExpectedModule, root, "modules"),
             daemon_role=(daemon and daemon.optional_text("role")) or "container_runtime",
             daemon_settings={key: plain(settings.raw(key)) for key in settings.names()} if settings else {},
             driver_version=driver.text("version") if driver else None,
@@ -160,9 +142,12 @@ _KEYS = (
 )
 
 
+def _each(kind: type[Value], root: Fields, name: str) -> tuple[Value, ...]:
+    return tuple(read(kind, item) for item in root.each(name))
+
+
 def _supported_os(root: Fields) -> tuple[ExpectedOs, ...]:
-    named = root.each("supported_os") or data_file("platform.yml").each("supported_os")
-    return tuple(ExpectedOs(id=item.text("id"), versions=item.texts("versions")) for item in named)
+    return _each(ExpectedOs, root, "supported_os") or _each(ExpectedOs, data_file("platform.yml"), "supported_os")
 
 
 def _image(image: Fields | None) -> ExpectedImage | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 
@@ -120,6 +120,28 @@ def make_finding(  # noqa: PLR0913 - the fields of a finding that are not in the
 def _playbook(role: str) -> str:
     """Return the playbook that runs a role's tasks."""
     return "playbooks/serve.yml" if role == "engine" else "playbooks/provision.yml"
+
+
+def unsettled(findings: Iterable[Finding], roles: Collection[str]) -> list[Finding]:
+    """Return the changes that are left for roles which are done; what is made by hand is not theirs."""
+    return [
+        finding
+        for finding in findings
+        if finding.severity == "change"
+        and finding.role in roles
+        and not catalogue()[finding.code].flag("by_hand", False)
+    ]
+
+
+def left_behind(findings: Iterable[Finding]) -> list[Finding]:
+    """Return what the installation of a new driver would leave at another version, on hosts that are to get one."""
+    found = list(findings)
+    upgraded = {finding.host for finding in found if finding.code == "driver.install"}
+    return [
+        finding
+        for finding in found
+        if finding.host in upgraded and catalogue()[finding.code].flag("bound_to_the_driver", False)
+    ]
 
 
 def by_severity(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -9,6 +9,7 @@ from kimi_runbook.findings import FLEET, Finding, make_finding
 from kimi_runbook.reading import data_file
 from kimi_runbook.rules import Case
 from kimi_runbook.rules.arguments import count, option
+from kimi_runbook.rules.driver import settled
 from kimi_runbook.rules.service import improvised
 
 _MIB = 2**20
@@ -79,6 +80,29 @@ def _domain(nodes: Sequence[Case]) -> Iterator[Finding]:
     if not nodes or nodes[0].hardware.text("fabric") != "rack":
         return
     yield from _differ(nodes, "fleet.domain_split", _cliques)
+    yield from _apart(nodes)
+
+
+def _apart(nodes: Sequence[Case]) -> Iterator[Finding]:
+    """Nodes of one engine whose IMEX daemons run and are not connected; what is still to be started comes first."""
+    if not all(settled(case) and _imex_runs(case) for case in nodes):
+        return
+    names = {case.expected.address: case.expected.host for case in nodes if case.expected.address}
+    pairs: dict[frozenset[str], str] = {}
+    for case in nodes:
+        domain = case.snapshot.fabric.imex_domain
+        for node in domain.nodes if domain else ():
+            for address, _, status in (peer.partition(" ") for peer in node.apart):
+                if node.host in names and address in names and node.host != address:
+                    pair = f"{names[node.host]} - {names[address]}: {status}"
+                    pairs.setdefault(frozenset((node.host, address)), pair)
+    if pairs:
+        yield _finding("fleet.imex_apart", "; ".join(sorted(pairs.values())[:4]), "CONNECTED, each with each")
+
+
+def _imex_runs(case: Case) -> bool:
+    service = case.snapshot.fabric.services.get("nvidia-imex")
+    return service is not None and service.active == "active"
 
 
 def _capacity(nodes: Sequence[Case]) -> Iterator[Finding]:

@@ -218,6 +218,31 @@ class GpuFabric:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ImexNode:
+    """One node of an IMEX domain, as the daemon asked sees it.
+
+    Attributes:
+        host: Its address in the node list.
+        status: READY, or what it waits for; UNAVAILABLE where it does not answer.
+        version: Of its daemon.
+        apart: Nodes it is not connected to, as ``address status``.
+    """
+
+    host: str | None = None
+    status: str | None = None
+    version: str | None = None
+    apart: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImexDomain:
+    """What ``nvidia-imex-ctl -N`` says of the domain: UP, DEGRADED or DOWN, and each of its nodes."""
+
+    status: str | None = None
+    nodes: tuple[ImexNode, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FabricFacts:
     """NVLink: switches, the services that run the fabric, what each GPU says of it, IMEX.
 
@@ -227,6 +252,7 @@ class FabricFacts:
         services: nvidia-fabricmanager, nvlsm, nvidia-imex and nvidia-persistenced, by name.
         imex_channels: Names below /dev/nvidia-caps-imex-channels.
         imex_nodes: Addresses of the IMEX domain in their order; None without a nodes_config.cfg.
+        imex_domain: The domain as this host's daemon sees it; None when none runs or it did not answer.
     """
 
     nvswitches: int | None = None
@@ -235,6 +261,7 @@ class FabricFacts:
     gpus: tuple[GpuFabric, ...] | None = None
     imex_channels: tuple[str, ...] | None = None
     imex_nodes: tuple[str, ...] | None = None
+    imex_domain: ImexDomain | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,10 +70,11 @@ class OsFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BootFacts:
-    """Identity of this boot: the kernel's boot id, and the start of PID 1 in clock ticks since the machine booted."""
+    """This boot: the kernel's boot id, the start of PID 1 in clock ticks since the machine booted, its time in UTC."""
 
     boot_id: str | None = None
     pid1_started_ticks: int | None = None
+    booted_at: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +87,11 @@ class PackageFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileFacts:
-    """One file: SHA-256 in hex, mode as four octal digits."""
+    """One file: SHA-256 in hex, mode as four octal digits; of nccl.conf and ucx.conf also what they set."""
 
     sha256: str | None = None
     mode: str | None = None
+    settings: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +132,7 @@ class RuntimeFacts:
         daemon: Parsed daemon.json; None when there is no such file (or it is malformed: then daemon_error says why).
         free_inodes: None where the file system does not count inodes.
         read_only: Whether the image store's file system is mounted read-only, as it is remounted after an error.
+        root_read_only: The same of the root file system.
         toolkit: Packages of the NVIDIA container toolkit to their versions.
         storage_driver: Docker's storage driver: overlay2, or overlayfs with containerd's image store.
         cdi_enabled: Whether Docker injects devices by CDI.
@@ -141,6 +144,7 @@ class RuntimeFacts:
     free_bytes: int | None = None
     free_inodes: int | None = None
     read_only: bool | None = None
+    root_read_only: bool | None = None
     daemon: Mapping[str, object] | None = None
     daemon_error: str | None = None
     toolkit: Mapping[str, str] | None = None
@@ -192,18 +196,26 @@ class ImageFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerFacts:
-    """The engine container: identity, what it really runs, and the SHA-256 of files as seen inside it."""
+    """The engine container: identity, what it really runs, and files as seen inside it.
+
+    Attributes:
+        created_at: When it was created, ISO 8601 in UTC; started_at likewise.
+        files: Path to SHA-256 in hex; None where the file is not there.
+        settings: Path of an nccl.conf or ucx.conf to what it sets.
+    """
 
     name: str
     id: str | None = None
     image_reference: str | None = None
     image_repo_digests: tuple[str, ...] = ()
+    created_at: str | None = None
     started_at: str | None = None
     pid: int | None = None
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     restart_count: int = 0
     files: Mapping[str, str | None] = field(default_factory=dict)
+    settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def running(self) -> bool:
@@ -283,11 +295,21 @@ class Updater:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PinEntry:
+    """A pin of NVIDIA's packages: names or globs, ``version 580.*`` or ``stream 580-open``, apt's priority."""
+
+    package: str
+    pin: str
+    priority: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PinFile:
     """A file that steers which version the package manager takes, with its SHA-256 in hex."""
 
     path: str
     sha256: str | None = None
+    entries: tuple[PinEntry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

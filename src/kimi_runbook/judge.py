@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kimi_runbook.errors import RunbookError
+from kimi_runbook.evidence.scan import scan_text
 from kimi_runbook.expected import Expected
 from kimi_runbook.findings import Finding, make_finding
 from kimi_runbook.fleet import fleet_findings
@@ -21,6 +22,7 @@ from kimi_runbook.rules import (
     host,
     image,
     network,
+    pins,
     service,
     system,
 )
@@ -33,7 +35,7 @@ __all__ = ["CHECKS", "Coverage", "Finding", "Judgement", "examine_fleet", "judge
 CHECKS = tuple(
     check
     for module in (
-        *(host, image, driver, driver_parts, settings, engine),
+        *(host, image, driver, driver_parts, pins, settings, engine),
         *(gpus, fabric, network, service, system),
     )
     for check in module.CHECKS
@@ -174,7 +176,8 @@ def _examine(
         findings.append(
             case.finding(
                 "snapshot.unknown",
-                observed=f"{len(unknown)} checks without an answer: {', '.join(dict.fromkeys(unknown.values()))}",
+                observed=f"{len(unknown)} check{'s' if len(unknown) > 1 else ''} without an answer: "
+                + ", ".join(dict.fromkeys(unknown.values())),
                 expected="an answer to every question",
             )
         )
@@ -184,10 +187,16 @@ def _examine(
 def _no_snapshot(host: str, missing: str) -> Finding:
     code, observed = "host.unreachable", "no answer"
     if missing.startswith(UNREADABLE):
-        code, observed = "snapshot.unreadable", " ".join(missing.removeprefix(UNREADABLE).split())
+        code, observed = "snapshot.unreadable", _shown(missing.removeprefix(UNREADABLE))
     elif missing != UNREACHABLE:
-        code, observed = "snapshot.failed", " ".join(missing.split()) or "failed without a message"
+        code, observed = "snapshot.failed", _shown(missing) or "failed without a message"
     return make_finding(code, host=host, observed=observed, expected="a snapshot")
+
+
+def _shown(message: str) -> str:
+    """Return a message that nothing has redacted in one line, or a word in its place where it holds a secret."""
+    found = scan_text(message, "message")
+    return f"a message that is not shown: it holds a {found[0].rule}" if found else " ".join(message.split())
 
 
 def _flawed(host: str, flaws: Sequence[Flaw]) -> Iterator[Finding]:
@@ -196,7 +205,8 @@ def _flawed(host: str, flaws: Sequence[Flaw]) -> Iterator[Finding]:
         if not flaw.message:
             continue
         code = "snapshot.section_unreadable" if flaw.needed else "snapshot.section_skipped"
-        yield make_finding(code, host=host, observed=flaw.message, expected="a readable part", subject=flaw.section)
+        observed = _shown(flaw.message)
+        yield make_finding(code, host=host, observed=observed, expected="a readable part", subject=flaw.section)
     newer = [flaw.section for flaw in flaws if not flaw.message]
     if newer:
         yield make_finding(

@@ -65,11 +65,14 @@ def _row(host: str, snapshot: Snapshot | None, findings: Sequence[Finding], lock
     engine = "stopped" if container and not container.running else "running" if container else "absent"
     if any(code.startswith("engine.") and code != "engine.restarted" for code in engine_codes) and engine == "running":
         engine = "differs"
+    image = "present" if snapshot.image and snapshot.image.present else "absent"
+    if "runtime.silent" in engine_codes:  # nobody could tell
+        image, engine = "unknown", "unknown"
     return (
         host,
         _driver(snapshot, lock),
-        (snapshot.runtime.docker_version or "none").partition("+")[0],
-        "present" if snapshot.image and snapshot.image.present else "absent",
+        "silent" if image == "unknown" else (snapshot.runtime.docker_version or "none").partition("+")[0],
+        image,
         _state(own, "interconnect"),
         engine,
         _verdict(own),

@@ -71,6 +71,14 @@ def apt_source(repository: Json, key_path: str) -> list[dict[str, str]]:
     ]
 
 
+def _settings(file: Json) -> dict[str, Any]:
+    """Return what an nccl.conf or ucx.conf sets, so that the audit can name the setting that differs."""
+    if file["path"].rpartition("/")[2] not in ("nccl.conf", "ucx.conf"):
+        return {}
+    rows = (line.partition("=") for line in file["content"].splitlines() if not line.startswith("#"))
+    return {"settings": reportable({name.strip(): value.strip() for name, equals, value in rows if equals})}
+
+
 def assemble(parts: Mapping[str, Json], host: str, address: str, supported_os: Sequence[Json]) -> dict[str, Any]:
     """Return the Expected value of one host from what each role wants.
 
@@ -101,6 +109,7 @@ def assemble(parts: Mapping[str, Json], host: str, address: str, supported_os: S
                 "path": file["path"],
                 "mode": file["mode"],
                 "sha256": content_sha256(file["content"]),
+                **_settings(file),
             }
             for file in part.get("files", [])
         ]

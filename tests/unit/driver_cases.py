@@ -15,6 +15,11 @@ def other_kernel(**versions: Any) -> dict[str, Any]:
     }
 
 
+def pinned(pin: str, priority: int | None = 1001) -> dict[str, Any]:
+    entry = {"package": "nvidia-* libnvidia-*", "pin": pin, "priority": priority}
+    return {"pins": [{"path": "/etc/apt/preferences.d/site", "sha256": "0" * 64, "entries": [entry]}]}
+
+
 LATE = {"driver|loaded": OLD, "driver|smi_rc": 18}
 DRIVER: list[tuple[str, dict[str, Any], list[str], str]] = [
     ("healthy", {}, [], "ok"),
@@ -108,6 +113,27 @@ DRIVER: list[tuple[str, dict[str, Any], list[str], str]] = [
         ["driver.stray_package"],
         "ok",
     ),
+    ("pin-of-another-version", pinned("version 570.133.20*"), ["driver.pin"], "ok"),
+    ("pin-of-another-branch", pinned("version 590.*"), ["driver.pin"], "ok"),
+    ("pin-of-the-branch", pinned("version 580.*"), [], "ok"),
+    ("pin-of-the-version", pinned(f"version {TARGET}-*"), [], "ok"),
+    ("pin-of-a-repository", pinned("release l=NVIDIA CUDA", 600), [], "ok"),
+    ("pin-that-forbids", pinned("origin packages.example", -1), ["driver.pin"], "ok"),
+    ("pin-of-nvlsm", pinned("version 2025.*"), [], "ok"),
+    ("stream-of-another-branch", pinned("stream 570-open", None), ["driver.pin"], "ok"),
+    ("stream-of-the-branch", pinned("stream 580-open", None), [], "ok"),
+    ("versionlock", {"holds": [f"nvidia-driver-cuda-3:{OLD}-1.el9.*"]}, ["driver.pin"], "ok"),
+    ("versionlock-as-locked", {"holds": [f"nvidia-driver-cuda-3:{TARGET}-1.el9.*", "nvidia-imex"]}, [], "ok"),
+    ("versionlock-of-others", {"holds": ["kernel-0:570.10-1.el9.*", "kernel"]}, [], "ok"),
+    ("pins-unknown", {"pins": None}, ["snapshot.unknown"], "ok"),
+    (
+        "fabric-manager-not-held",
+        {"packages|nvidia-fabricmanager": {"version": f"{TARGET}-1", "held": False}},
+        ["driver.companion_unheld"],
+        "ok",
+    ),
+    ("fabric-manager-held", {"packages|nvidia-fabricmanager": {"version": f"{TARGET}-1", "held": True}}, [], "ok"),
+    ("persistence-daemon-may-go", {"packages|nvidia-persistenced": {"version": f"{TARGET}-1"}}, [], "ok"),
     ("toolkit-package-is-no-driver", {"packages|nvidia-container-toolkit": {"version": "1.19.0-1"}}, [], "ok"),
     (
         "two-families",
@@ -121,17 +147,17 @@ DRIVER: list[tuple[str, dict[str, Any], list[str], str]] = [
     ("stray-library", {"driver|libcuda": [TARGET, OLD]}, ["driver.stray_library"], "ok"),
     (
         "fabric-manager-of-another-version",
-        {"packages|nvidia-fabricmanager": {"version": f"{OLD}-1"}},
+        {"packages|nvidia-fabricmanager": {"version": f"{OLD}-1", "held": True}},
         ["driver.companion"],
         "install",
     ),
     (
         "companion-with-its-branch",
-        {"packages|nvidia-imex-580": {"version": f"{OLD}-1"}},
+        {"packages|nvidia-imex-580": {"version": f"{OLD}-1", "held": True}},
         ["driver.companion"],
         "install",
     ),
-    ("nvlsm-counts-by-itself", {"packages|nvlsm": {"version": "2025.10.1-1"}}, [], "ok"),
+    ("nvlsm-counts-by-itself", {"packages|nvlsm": {"version": "2025.10.1-1", "held": True}}, [], "ok"),
     (
         "daemon-from-before",
         {"fabric|services|nvidia-persistenced|replaced": True},

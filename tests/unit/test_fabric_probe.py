@@ -83,6 +83,62 @@ def test_no_nodes_config_is_told_from_an_empty_one(tmp_path):
     assert fabric_probe.fabric(tree.probe(), loaded=False)["imex_nodes"] == []
 
 
+IMEX_UNIT = "Id=nvidia-imex.service\nLoadState=loaded\nActiveState=active\nMainPID=2002\n"
+# Constructed; the layout as published for a domain of two nodes, one of which does not answer.
+IMEX = """\
+{"nodes": {
+  "0": {"status": "READY", "host": "192.0.2.11", "hostName": "a", "changed": true, "version": "580.95.05",
+        "connections": {"0": {"host": "192.0.2.11", "status": "CONNECTED", "changed": false},
+                        "1": {"host": "192.0.2.12", "status": "DISCONNECTED", "changed": true}}},
+  "1": {"status": "UNAVAILABLE", "host": "192.0.2.12", "connections": {}, "version": ""}},
+ "status": "DEGRADED"}
+"""
+
+
+def imex_domain(tree, *, unit=IMEX_UNIT):
+    tree.put("/etc/nvidia-imex/nodes_config.cfg", "192.0.2.11\n192.0.2.12\n")
+    tree.say("systemctl show", unit)
+    probe = tree.probe()
+    unit_probe.ask(probe, ["nvidia-imex.service"])
+    return fabric_probe.fabric(probe, loaded=False)["imex_domain"], probe.errors
+
+
+def test_the_imex_domain_as_the_daemon_sees_it(tmp_path):
+    tree = Tree(tmp_path)
+    tree.say("nvidia-imex-ctl -N -j", IMEX)
+    seen, _ = imex_domain(tree)
+    assert seen["status"] == "DEGRADED"
+    assert seen["nodes"] == [
+        {"host": "192.0.2.11", "status": "READY", "version": "580.95.05", "apart": ["192.0.2.12 DISCONNECTED"]},
+        {"host": "192.0.2.12", "status": "UNAVAILABLE", "version": None, "apart": []},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answer", "rc", "says"),
+    [
+        pytest.param("", "timeout", "no answer within 20 s", id="hangs"),
+        pytest.param("Failed to connect to the IMEX daemon\n", 1, "Failed to connect", id="refused"),
+        pytest.param("Nœuds: 2, état: PRÊT\n", 0, "did not print JSON", id="another-locale"),
+        pytest.param('{"nodes": {"0": 7}}', 0, "names no nodes", id="other-shape"),
+        pytest.param("[1]", 0, "names no nodes", id="a-list"),
+    ],
+)
+def test_an_imex_daemon_without_a_usable_answer_is_unknown(tmp_path, answer, rc, says):
+    tree = Tree(tmp_path)
+    tree.say("nvidia-imex-ctl -N -j", answer, rc=rc)
+    seen, errors = imex_domain(tree)
+    assert seen is None
+    assert any(error["probe"].startswith("nvidia-imex-ctl") and says in error["message"] for error in errors)
+
+
+def test_a_daemon_that_does_not_run_is_not_asked(tmp_path):
+    tree = Tree(tmp_path)
+    tree.say("nvidia-imex-ctl -N -j", "", rc="timeout")
+    seen, errors = imex_domain(tree, unit="Id=nvidia-imex.service\nLoadState=loaded\nMainPID=0\n")
+    assert seen is None and not any("imex" in error["probe"] for error in errors)
+
+
 YAML = """\
 ---
 cdiVersion: 0.5.0

@@ -270,6 +270,18 @@ def test_files_report_content_and_mode(tmp_path):
     assert seen["/etc/absent"] is None
 
 
+def test_of_nccl_and_ucx_files_the_settings_are_told_and_no_secret(tmp_path):
+    nccl = "# rails\nNCCL_NET=Socket\nNCCL_IB_HCA==mlx5_0:1\nNCCL_NET=IB\nNCCL_AUTH_KEY=x\nPASS=x\n=\n"
+    ucx = "UCX_TLS = rc,cuda_copy \r\nUCX_NOTE=hf_q7WkL2pZx9Rt4VbN8mYc\n[section]\n\0\xff\n"
+    put(tmp_path, "/etc/nccl.conf", nccl)
+    put(tmp_path, "/etc/ucx/ucx.conf", ucx)
+    put(tmp_path, "/etc/other.conf", "NCCL_NET=IB\n")
+    seen = host_probe.files(probe(tmp_path), ["/etc/nccl.conf", "/etc/ucx/ucx.conf", "/etc/other.conf"])
+    assert seen["/etc/nccl.conf"]["settings"] == {"NCCL_IB_HCA": "=mlx5_0:1", "NCCL_NET": "IB"}
+    assert seen["/etc/ucx/ucx.conf"]["settings"] == {"UCX_TLS": "rc,cuda_copy", "UCX_NOTE": redaction.NOT_SHOWN}
+    assert "settings" not in seen["/etc/other.conf"]
+
+
 def test_a_broken_daemon_json_is_told_and_not_hidden(tmp_path):
     put(tmp_path, "/etc/docker/daemon.json", "{broken")
     put(tmp_path, "/var/lib/docker/there", "")

@@ -277,6 +277,55 @@ def test_only_what_a_snapshot_reports_is_compared() -> None:
     assert (finding.observed, finding.expected) == ("VLLM_HOST_IP=192.0.2.9", "192.0.2.11")
 
 
+OTHER = {"/etc/nccl.conf": {"sha256": "2" * 64, "mode": "0644", "settings": {"NCCL_NET": "Socket", "NCCL_A": "1"}}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "observed", "expected"),
+    [
+        pytest.param(
+            {"NCCL_NET": "IB", "NCCL_A": "1"}, "/etc/nccl.conf NCCL_NET=Socket", "NCCL_NET=IB", id="another-value"
+        ),
+        pytest.param(
+            {"NCCL_NET": "Socket", "NCCL_B": "2"},
+            "/etc/nccl.conf NCCL_A=1, NCCL_B not set",
+            "NCCL_A not set, NCCL_B=2",
+            id="one-too-many-and-one-missing",
+        ),
+        pytest.param(
+            {f"NCCL_{n}": "x" for n in "CDEF"} | {"NCCL_NET": "Socket", "NCCL_A": "1"},
+            "/etc/nccl.conf NCCL_C not set, NCCL_D not set, NCCL_E not set and 1 more",
+            "NCCL_C=x, NCCL_D=x, NCCL_E=x",
+            id="many",
+        ),
+        pytest.param(
+            {"NCCL_NET": "Socket", "NCCL_A": "1"}, f"/etc/nccl.conf sha256 {'2' * 12}", f"sha256 {'1' * 12}", id="none"
+        ),
+        pytest.param(None, f"/etc/nccl.conf sha256 {'2' * 12}", f"sha256 {'1' * 12}", id="not-known"),
+    ],
+)
+def test_the_setting_that_differs_is_named(settings: dict[str, str] | None, observed: str, expected: str) -> None:
+    wanted = expected_data()
+    wanted["files"][0]["settings"] = settings
+    (finding,) = judged({"files": OTHER}, wanted)
+    assert (finding.code, finding.observed, finding.expected) == ("file.content", observed, expected)
+
+
+def test_the_setting_that_differs_inside_the_container_is_named() -> None:
+    wanted = expected_data()
+    wanted["files"][0]["settings"] = {"NCCL_NET": "IB"}
+    inside = {
+        "engine|container|files": {"/etc/nccl.conf": "3" * 64},
+        "engine|container|settings": {"/etc/nccl.conf": {"NCCL_NET": "Socket"}},
+    }
+    (finding,) = judged(inside, wanted)
+    assert (finding.code, finding.observed, finding.expected) == (
+        "engine.files",
+        "/etc/nccl.conf in the container: NCCL_NET=Socket",
+        "NCCL_NET=IB",
+    )
+
+
 @pytest.mark.parametrize(
     ("role", "playbook"), [("engine", "playbooks/serve.yml"), ("interconnect", "playbooks/provision.yml")]
 )

@@ -19,6 +19,7 @@ from kimi_runbook.judge import CHECKS
 from kimi_runbook.reading import data_file
 from kimi_runbook.verdict import VerdictName
 
+KEYS = (*("page", "severity", "action", "by_hand", "bound_to_the_driver", "role", "title", "next_step", "source"),)
 ELSEWHERE = {
     **dict.fromkeys(
         ("host.unreachable", "snapshot.failed", "host.kernel", "driver.reload", "unit.active"), "test_judge"
@@ -88,6 +89,8 @@ def test_an_entry_is_complete_and_has_its_page(code: str, project_root: Path) ->
     assert entry.text("severity") in SEVERITIES
     assert (entry.optional_text("action") in ACTIONS) == (entry.text("severity") == "change")
     assert entry.text("title") and entry.text("source")
+    assert not entry.flag("by_hand", False) or entry.text("severity") == "change"
+    entry.refuse_unknown(KEYS)
     finding = make_finding(
         code, host="k3-a", observed="x", expected="y", subject="z", role=entry.optional_text("role") or "rdma"
     )

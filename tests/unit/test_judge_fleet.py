@@ -83,6 +83,15 @@ def test_an_improvised_image_on_several_hosts_is_told_once() -> None:
 RACK: list[tuple[str, Json, list[str]]] = [
     ("one-domain", {}, []),
     ("two-cliques", {"fabric|gpus|0|clique_id": "8"}, ["fleet.domain_split"]),
+    ("apart", {"fabric|imex_domain|nodes|1|apart": ["192.0.2.11 DISCONNECTED"]}, ["fleet.imex_apart"]),
+    (
+        "not-yet-started",
+        {
+            "fabric|imex_domain|nodes|1|apart": ["192.0.2.11 DISCONNECTED"],
+            "fabric|services|nvidia-imex|active": "inactive",
+        },
+        [],
+    ),
     ("two-lists", {"fabric|imex_nodes": ["192.0.2.12", "192.0.2.11"]}, ["fleet.imex_nodes"]),
 ]
 

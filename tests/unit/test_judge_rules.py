@@ -5,184 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from driver_cases import DRIVER, LATE, other_kernel
+from driver_cases import DRIVER, LATE, other_kernel, pinned
+from host_cases import FABRIC, GPUS, HOST, RACK, xid
 from whole_host import KERNEL, NEXT, OLD, TARGET, TRAY_ARGS, b300, codes, examine, gb300, platform_lock, wanted
 
 from kimi_runbook.host_verdict import host_verdict
 from kimi_runbook.judge import CHECKS
-
-UPDATES = "unattended-upgrades.service"
-
-
-def xid(code: int) -> dict[str, Any]:
-    text = f"NVRM: Xid (PCI:0000:1b:00): {code}, pid=4242, name=python3"
-    return {"kernel_log|lines": [{"at": "2026-11-30T13:00:00Z", "kind": "xid", "text": text}]}
-
-
-def line(kind: str) -> dict[str, Any]:
-    return {"kernel_log|lines": [{"at": "2026-11-30T13:00:00Z", "kind": kind, "text": f"a line about {kind}"}]}
-
-
-FOREIGN = [{"pid": 9, "name": "/usr/bin/jupyter", "used_mib": 4000}]
-
-# Case: id, what is changed, the codes, and the host's verdict. Those about the driver are in driver_cases.py.
-GPUS: list[tuple[str, dict[str, Any], list[str], str]] = [
-    ("seven", {"gpus": b300()["gpus"][:7]}, ["gpu.count"], "stop"),
-    ("seven-on-the-bus", {**LATE, "accelerators": b300()["accelerators"][:7]}, ["driver.reboot", "gpu.count"], "stop"),
-    ("other-model", {"gpus|0|name": "NVIDIA GB300"}, ["gpu.model"], "stop"),
-    (
-        "other-architecture",
-        {"os|arch": "aarch64", "image|architecture": "arm64"},
-        ["gpu.arch"],
-        "stop",
-    ),
-    ("ecc-off", {"gpus|3|ecc|mode": "Disabled"}, ["gpu.ecc_off"], "ok"),
-    ("ecc-errors", {"gpus|3|ecc|uncorrected_volatile": 2}, ["gpu.ecc_errors"], "ok"),
-    ("remap-failed", {"gpus|3|remap": {"pending": False, "failed": True}}, ["gpu.remap_failed"], "stop"),
-    ("remap-pending", {"gpus|3|remap": {"pending": True, "failed": False}}, ["gpu.remap_pending"], "ok"),
-    ("stranger", {"gpus|0|processes": FOREIGN, "gpus|1|processes": FOREIGN}, ["gpu.foreign_process"], "stop"),
-    (
-        "engine-is-no-stranger",
-        {"gpus|0|processes": [{"pid": 42, "name": "x"}, {"pid": 43, "name": "VLLM::Worker_TP0"}]},
-        [],
-        "ok",
-    ),
-    (
-        "memory-nobody-owns",
-        {"gpus|0|memory_used_mib": 90000, "engine|container": None, "network|listening": []},
-        ["engine.absent", "gpu.memory_taken"],
-        "reload",
-    ),
-    ("xid-fatal", xid(79), ["gpu.xid_fatal"], "stop"),
-    ("xid-warned", xid(74), ["gpu.xid"], "ok"),
-    ("xid-nobody-knows", xid(999), ["gpu.xid"], "ok"),
-    ("xid-of-a-program", xid(31), ["gpu.xid_application"], "ok"),
-]
-
-FABRIC: list[tuple[str, dict[str, Any], list[str], str]] = [
-    ("not-ready", {"fabric|gpus|0|state": "In Progress"}, ["fabric.state"], "stop"),
-    ("no-resources", {"fabric|gpus|0|status": "Insufficient Resources"}, ["fabric.state"], "stop"),
-    (
-        "service-first",
-        {"fabric|gpus|0|state": "In Progress", "fabric|services|nvidia-fabricmanager|active": "failed"},
-        ["fabric.service", "fabric.pending"],
-        "reload",
-    ),
-    (
-        "no-nvlsm",
-        {"fabric|services|nvlsm": {"package": None, "active": "inactive"}},
-        ["fabric.package_missing"],
-        "install",
-    ),
-    ("no-umad", {"modules|ib_umad": {"loaded": False}}, ["fabric.umad"], "install"),
-    ("undetected", {"fabric|sw_mng": 0}, ["fabric.undetected"], "ok"),
-    ("imex-list-without-a-rack", {"fabric|imex_nodes": ["192.0.2.11"]}, ["fabric.imex_unwanted"], "ok"),
-]
-
-RACK: list[tuple[str, dict[str, Any], list[str], str]] = [
-    ("healthy", {}, [], "ok"),
-    ("no-clique", {"fabric|gpus|0|clique_id": "0"}, ["fabric.no_domain"], "stop"),
-    (
-        "no-cluster",
-        {"fabric|gpus|0|cluster_uuid": "00000000-0000-0000-0000-000000000000"},
-        ["fabric.no_domain"],
-        "stop",
-    ),
-    ("no-channel", {"fabric|imex_channels": []}, ["fabric.imex_channel"], "stop"),
-    ("not-in-the-list", {"fabric|imex_nodes": ["192.0.2.12"]}, ["fabric.imex_self"], "stop"),
-    ("imex-stopped", {"fabric|services|nvidia-imex|active": "inactive"}, ["fabric.service"], "reload"),
-    (
-        "channels-come-with-the-driver",
-        {**LATE, "fabric|imex_channels": [], "fabric|gpus": None},
-        ["driver.reboot"],
-        "reboot",
-    ),
-]
-
-HOST: list[tuple[str, dict[str, Any], list[str], str]] = [
-    ("aer", line("pcie-aer"), ["kernel.log"], "ok"),
-    ("oom", line("oom"), ["kernel.log_processes"], "ok"),
-    ("clock", {"clock": {"synchronized": False, "source": None}}, ["clock.unsynchronized"], "ok"),
-    ("updater", {"updaters": [{"name": UPDATES, "active": True, "enabled": True}]}, ["updates.automatic"], "ok"),
-    ("updater-off", {"updaters": [{"name": UPDATES, "active": False, "enabled": False}]}, [], "ok"),
-    ("updater-unknown", {"updaters": [{"name": "autopatch.timer", "enabled": True}]}, ["updates.automatic"], "ok"),
-    ("port-down", {"rdma_devices|1|state": "DOWN"}, ["rdma.port_down"], "ok"),
-    ("port-slow", {"rdma_devices|1|rate": "200 Gb/sec (4X HDR)"}, ["network.link_slow"], "ok"),
-    ("memlock", {"memlock|docker_unit": "8388608"}, ["rdma.memlock"], "ok"),
-    ("iommu", {"iommu|passthrough": False}, ["rdma.iommu"], "ok"),
-    ("acs", {"iommu|acs": True}, ["rdma.acs"], "ok"),
-    (
-        "dmabuf-off-without-peermem",
-        {"engine|container|env|NCCL_DMABUF_ENABLE": "0"},
-        ["interconnect.contradiction"],
-        "stop",
-    ),
-    ("fixed-gid", {"engine|container|env|NCCL_IB_GID_INDEX": "3"}, ["interconnect.caution"], "ok"),
-    ("old-toolkit-package", {"runtime|toolkit|libnvidia-container1": "1.19.0-1"}, ["runtime.toolkit_mixed"], "ok"),
-    ("docker-and-toolkit", {"runtime|docker_version": "29.1.0"}, ["runtime.known_pair"], "ok"),
-    ("cdi-off", {"runtime|cdi_enabled": False}, ["runtime.cdi_off"], "ok"),
-    (
-        "wheel-of-another-cuda",
-        {"image|stack|python": [{"name": "nvidia-nccl-cu12", "version": "2.27.3"}]},
-        ["image.stack_mixed"],
-        "stop",
-    ),
-    ("torch-of-another-cuda", {"image|stack|torch_cuda": "12.9"}, ["image.stack_mixed"], "stop"),
-    (
-        "library-of-another-cuda",
-        {"image|stack|libraries": [{"path": "/opt/lib/libcudart.so.12.4.127", "name": "libcudart", "version": "12.4"}]},
-        ["image.stack_mixed"],
-        "stop",
-    ),
-    (
-        "copied-library",
-        {
-            "image|stack|libraries": [
-                {"path": "/usr/lib/libnccl.so.2.30.7", "name": "libnccl", "version": "2.30.7"},
-                {"path": "/opt/libnccl.so.2.28.3", "name": "libnccl", "version": "2.28.3"},
-            ]
-        },
-        ["image.stack_copied"],
-        "ok",
-    ),
-    ("nightly", {"image|stack|torch": "2.15.0.dev20261101+cu130"}, ["image.stack_nightly"], "ok"),
-    ("another-vllm", {"image|stack|vllm": "0.31.0"}, ["image.stack_engine"], "ok"),
-    ("local-build-of-the-same-vllm", {"image|stack|vllm": "0.32.0+cu130"}, [], "ok"),
-    (
-        "old-libmlx5",
-        {
-            "image|stack|libraries": [
-                {"path": "/usr/lib/libmlx5.so.1.24.44.0", "name": "libmlx5", "version": "1.24.44.0"}
-            ]
-        },
-        ["image.libmlx5"],
-        "ok",
-    ),
-    (
-        "compat-libcuda",
-        {
-            "image|stack|libraries": [
-                {"path": "/usr/local/cuda/compat/libcuda.so.1", "name": "libcuda.so", "version": "580.95.05"}
-            ]
-        },
-        ["image.compat_libcuda"],
-        "ok",
-    ),
-    (
-        "no-weights",
-        {"weights|files": 0, "weights|bytes": 0, "weights|free_bytes": 2 * 10**12},
-        ["weights.missing"],
-        "ok",
-    ),
-    ("half-the-weights", {"weights|bytes": 10**12}, ["weights.incomplete"], "ok"),
-    (
-        "no-room-for-the-rest",
-        {"weights|bytes": 10**12, "weights|free_bytes": 10**11},
-        ["weights.incomplete", "weights.room"],
-        "ok",
-    ),
-    ("other-revision", {"weights|revision": "def"}, ["weights.revision"], "ok"),
-]
 
 CASES = [*DRIVER, *GPUS, *FABRIC, *HOST]
 
@@ -226,10 +54,12 @@ UNTOLD = [
     ("clock|synchronized", "system.clock"),
     ("updaters", "system.updaters"),
     ("runtime|toolkit", "runtime.toolkit"),
+    ("runtime|read_only", "image.present"),
     ("image|stack", "image.stack"),
     ("weights", "weights"),
     ("iommu|enabled", "network.iommu"),
     ("network|addresses", "host.address"),
+    ("memlock|systemd_default", "network.memlock"),
 ]
 
 
@@ -240,6 +70,17 @@ def test_what_is_not_told_is_counted_and_is_never_fine(path: str, check: str) ->
     assert check in judged.coverage["k3-a"].unknown
     found = [finding for finding in judged.findings if finding.code == "snapshot.unknown"]
     assert len(found) == 1 and found[0].severity == "info" and codes(judged.findings)[-1] == "snapshot.unknown"
+
+
+@pytest.mark.parametrize(
+    ("changes", "check"),
+    [
+        ({"image|present": False, "runtime|free_bytes": None}, "image.present"),
+        ({"weights|bytes": 10**12, "weights|free_bytes": None}, "weights"),
+    ],
+)
+def test_room_that_is_needed_and_not_told_is_unknown(changes: dict[str, Any], check: str) -> None:
+    assert check in examine(changes).coverage["k3-a"].unknown
 
 
 def test_peermem_is_asked_for_by_name_and_needs_ofed() -> None:
@@ -274,6 +115,89 @@ def test_a_lock_for_another_platform_stops_and_says_so() -> None:
     assert codes(findings) == ["gpu.model"] and "H200" in findings[0].expected
     tray = examine({}, base=gb300(), lock=platform_lock("b300")).findings
     assert {"gpu.arch", "gpu.count", "gpu.model", "image.arch_missing"} & set(codes(tray)) >= {"gpu.arch", "gpu.count"}
+
+
+def test_the_pin_of_the_driver_before_goes_with_its_package() -> None:
+    own = pinned("version 570.*")
+    own["pins"][0]["path"] = "/etc/apt/preferences.d/nvidia-driver-pinning-570"
+    asked = wanted()["packages"]
+    asked.append({"role": "gpu_driver", "name": "nvidia-driver-pinning-580", "version": None, "held": False})
+    late = {**LATE, **own, "packages|nvidia-driver-pinning-580": {"version": "1"}}
+    assert codes(examine(late, packages=asked).findings) == ["driver.reboot"]
+    late["driver|loaded"], late["driver|smi_rc"] = TARGET, 0
+    (finding,) = examine(late, packages=asked).findings
+    assert finding.observed == (
+        "/etc/apt/preferences.d/nvidia-driver-pinning-570: nvidia-* libnvidia-* version 570.* at priority 1001"
+    )
+    assert finding.expected == "580.178.04, or no pin"
+
+
+@pytest.mark.parametrize(
+    ("name", "companions", "observed", "expected", "install"),
+    [
+        pytest.param(
+            "nvidia-imex-570",
+            {},
+            "nvidia-imex-570 570.133.20-1",
+            "nvidia-imex-580 580.178.04",
+            "nvidia-imex-580 in place of nvidia-imex-570",
+            id="branch-in-the-name",
+        ),
+        pytest.param(
+            "nvidia-imex-570",
+            {"nvidia-imex": "580.178.04-1"},
+            "nvidia-imex-570 570.133.20-1",
+            "nvidia-imex 580.178.04-1",
+            "nvidia-imex in place of nvidia-imex-570",
+            id="as-the-lock-names-it",
+        ),
+        pytest.param(
+            "nvidia-imex",
+            {"nvidia-imex": "580.178.04-1"},
+            "nvidia-imex 570.133.20-1",
+            "580.178.04-1",
+            "nvidia-imex",
+            id="one-name",
+        ),
+    ],
+)
+def test_a_companion_is_called_as_at_the_locked_driver(
+    name: str, companions: dict[str, str], observed: str, expected: str, install: str
+) -> None:
+    lock = platform_lock(driver=platform_lock().to_json()["driver"] | {"companions": companions})  # type: ignore[operator]  # JSON
+    (finding,) = examine({f"packages|{name}": {"version": f"{OLD}-1", "held": True}}, lock=lock).findings
+    assert (finding.code, finding.observed, finding.expected) == ("driver.companion", observed, expected)
+    assert finding.next_step.startswith(f"Install {install} at the driver's version on k3-a")
+
+
+def test_a_fabric_package_that_is_missing_is_named_as_the_lock_has_it() -> None:
+    gone = {"fabric|services|nvidia-fabricmanager": {"package": None, "active": "inactive"}}
+    (finding,) = examine(gone).findings
+    assert (finding.observed, finding.expected) == (
+        "nvidia-fabricmanager not installed",
+        "nvidia-fabricmanager 580.178.04-1, as the lock has it",
+    )
+    assert "Install nvidia-fabricmanager=580.178.04-1 on k3-a" in finding.next_step
+    (finding,) = examine({"fabric|services|nvlsm": {"package": None, "active": "inactive"}}).findings
+    assert finding.expected == "nvlsm, as nvlink5 hosts need it; the lock names none"
+    asked = [*wanted()["packages"], {"role": "gpu_driver", "name": "nvidia-fabricmanager", "version": None}]
+    found = examine({**gone, "packages|nvidia-fabricmanager": None}, packages=asked).findings
+    assert codes(found) == ["package.missing"]
+
+
+def test_gpus_of_another_maker_are_another_platform_s() -> None:
+    amd = [{"pci": f"0000:{n:02x}:00.0", "vendor": "0x1002"} for n in range(8)]
+    late = {**LATE, "gpus": [], "accelerators": [*amd, {"pci": "0000:99:00.0", "vendor": "0x1a03"}]}
+    assert examine(late).findings[-1].observed == "8 GPUs of AMD on the PCI bus"
+    few = examine({**LATE, "gpus": [], "accelerators": amd[:5]}, lock=platform_lock("mi355x")).findings
+    (count,) = [finding for finding in few if finding.code == "gpu.count"]
+    assert "lspci -d 1002:" in count.next_step and "nvidia-smi" not in count.next_step
+
+
+@pytest.mark.parametrize(("times", "says"), [(1, "once, at 2026-"), (3, "3 times, last at 2026-")])
+def test_how_often_an_xid_was_seen_is_said_in_words(times: int, says: str) -> None:
+    (finding,) = examine({"kernel_log|lines": xid(79)["kernel_log|lines"] * times}).findings
+    assert says in finding.observed
 
 
 def test_simulated_gpus_are_of_no_platform_and_hold_no_model() -> None:

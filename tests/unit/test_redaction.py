@@ -28,6 +28,19 @@ def test_secrets_go(text):
 
 
 @pytest.mark.parametrize(
+    "word",
+    [
+        "uxr9ia8lkov9zltqspgooh3mfu42w0mfjm",
+        "AyYkxVbzjVsigmRhcocTVHucSpI",
+        "PZf+BDhJcQYpRPfStVPFUuAflYIDRvIA",
+        "z1RwN0S17K7T+uIIq/WUfiJWNLQ/t1tsnASd2sw",
+    ],
+)
+def test_random_words_of_two_kinds_of_characters_go(word):
+    assert word not in redaction.text(f"unit {word} failed")
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "registry.example:5000/vllm/vllm-openai@sha256:c2914767605584b6d8f45686b82de173ecc99e781897aa3d0a66dacd72c51ae1",
@@ -41,6 +54,13 @@ def test_secrets_go(text):
         "5.14.0-503.11.1.el9_5.x86_64",
         "2026-11-30T14:00:00.123456789Z",
         "400 Gb/sec (4X NDR)",
+        "libnvidia-container-tools libnvidia-compute-580-server linux-modules-nvidia-580-open-6.8.0-90-generic",
+        "0a1b2c3d4e5f60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8f9",
+        "NVreg_GrdmaPciTopoCheckOverride CoherentGPUMemoryMode EnableGpuFirmware ib_register_peer_memory_client",
+        "VLLM::Worker_TP0_EP12 nvidia-modeset.ko.zst model-00001-of-000096.safetensors",
+        "Qwen2_5_VLForConditionalGeneration DeepseekForCausalLM KimiK25ForConditionalGeneration",
+        "/opt/Site/Models/Kimi/K3/FP4/Rev2/Shards/A1/B2 /usr/local/lib/python3/dist/Torch2/Lib64",
+        "/sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/net/enp22s0f0np0 mlx5_bond_0 roceP2p1s0f1",
     ],
 )
 def test_what_is_no_secret_stays(text):

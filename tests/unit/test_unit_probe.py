@@ -48,6 +48,20 @@ def test_without_an_answer_every_unit_is_unknown(tmp_path, rc, out, message):
     assert len(probe.errors) == 1
 
 
+INSTALLED = ("unattended-upgrades.service", "apt-daily-upgrade.timer")
+
+
+def test_an_updater_nothing_is_said_of_is_unknown(tmp_path):
+    """A whole answer has a block for each unit asked about, there or not; one that was cut off has not."""
+    tree = Tree(tmp_path)
+    tree.say("systemctl show", shown(("unattended-upgrades.service", "loaded", "inactive", "disabled")))
+    probe = tree.probe()
+    unit_probe.ask(probe, unit_probe.UPDATERS)
+    assert unit_probe.updaters(probe) is None
+    assert [error["probe"] for error in probe.errors] == ["systemctl show"]
+    assert "said nothing of apt-daily.timer" in probe.errors[0]["message"]
+
+
 def test_updaters_and_clock(tmp_path):
     tree = Tree(tmp_path)
     tree.say(
@@ -55,7 +69,7 @@ def test_updaters_and_clock(tmp_path):
         shown(
             ("unattended-upgrades.service", "loaded", "active", "enabled"),
             ("apt-daily-upgrade.timer", "loaded", "inactive", "disabled"),
-            ("packagekit.service", "not-found", "inactive", ""),
+            *((name, "not-found", "inactive", "") for name in unit_probe.UPDATERS if name not in INSTALLED),
             ("chrony.service", "loaded", "active", "enabled"),
         ),
     )
@@ -209,6 +223,27 @@ def test_holds_and_pins_of_apt(tmp_path):
     probe = tree.probe()
     assert package_probe.holds(probe) == ["linux-image-generic", "nvidia-open"]
     assert [row["path"] for row in package_probe.pins(probe)] == ["/etc/apt/preferences.d/nvidia-driver-pinning-580"]
+
+
+def test_what_preference_files_and_streams_say_of_nvidia(tmp_path):
+    tree = Tree(tmp_path)
+    tree.put(
+        "/etc/apt/preferences.d/site",
+        "Explanation: by hand\nPackage: *nvidia* libcuda1\n# no\nPin: version 570.*\nPin-Priority: 1001\n\n"
+        "Package: bash\nPin: version 5\nPin-Priority: 1\n \nPackage: nvlsm\nPin:  release  l=NVIDIA CUDA\n\nnonsense\n",
+    )
+    tree.put("/etc/apt/preferences", "Package: cuda-*\nPin: origin x.example\nPin-Priority: -1\n\nPackage: nvidia-x\n")
+    tree.put("/etc/dnf/modules.d/nvidia-driver.module", "[nvidia-driver]\nname=nvidia-driver\nstream=570-open\n")
+    assert {row["path"]: row["entries"] for row in package_probe.pins(tree.probe())} == {
+        "/etc/apt/preferences": [{"package": "cuda-*", "pin": "origin x.example", "priority": -1}],
+        "/etc/apt/preferences.d/site": [
+            {"package": "*nvidia* libcuda1", "pin": "version 570.*", "priority": 1001},
+            {"package": "nvlsm", "pin": "release l=NVIDIA CUDA", "priority": None},
+        ],
+        "/etc/dnf/modules.d/nvidia-driver.module": [
+            {"package": "nvidia-driver", "pin": "stream 570-open", "priority": None}
+        ],
+    }
 
 
 def test_version_locks_of_dnf(tmp_path):

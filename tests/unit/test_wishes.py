@@ -43,6 +43,14 @@ def test_assemble_leaves_out_what_no_file_may_hold():
     assert "HF_TOKEN" in engine["env"]
 
 
+def test_assemble_says_what_nccl_and_ucx_files_set_and_no_other_file():
+    content = "# Written here.\nNCCL_NET=IB\nNCCL_IB_HCA==mlx5_0:1\nNCCL_AUTH_TOKEN=s3cret\n\n"
+    files = [{"path": path, "mode": "0644", "content": content} for path in ("/etc/nccl.conf", "/etc/x.conf")]
+    nccl, other = wishes.assemble({"interconnect": {"files": files}}, "k3-a", "192.0.2.1", [])["files"]
+    assert nccl["settings"] == {"NCCL_IB_HCA": "=mlx5_0:1", "NCCL_NET": "IB"}
+    assert "settings" not in other and nccl["sha256"] == other["sha256"]
+
+
 def test_assemble_names_the_role_of_every_wish():
     parts = {
         "rdma": {

@@ -80,6 +80,8 @@ def b300() -> dict[str, Any]:
         {"name": f"mlx5_{n}", "port": 1, "state": "ACTIVE", "link_layer": "InfiniBand", "rate": "400 Gb/sec (4X NDR)"}
         for n in range(2)
     ]
+    data["boot"]["booted_at"] = "2026-11-30T08:00:00Z"
+    data["engine"]["container"]["created_at"] = "2026-11-30T12:59:58.123456789Z"
     data["network"] |= {"mtu": {"eth0": 9000}, "speed": {"eth0": 100000}}
     data["runtime"] |= {
         "docker_version": "28.4.0",
@@ -87,6 +89,8 @@ def b300() -> dict[str, Any]:
         "default_runtime": "runc",
         "storage_driver": "overlay2",
         "cdi_enabled": True,
+        "read_only": False,
+        "root_read_only": False,
     }
     data["image"]["stack"] = {
         "python": [{"name": "torch", "version": "2.14.0"}, {"name": "nvidia-nccl-cu13", "version": "2.30.7"}],
@@ -158,6 +162,12 @@ def gb300() -> dict[str, Any]:
         ],
         "imex_channels": ["channel0"],
         "imex_nodes": ["192.0.2.11", "192.0.2.12"],
+        "imex_domain": {
+            "status": "UP",
+            "nodes": [
+                {"host": f"192.0.2.{n}", "status": "READY", "version": "580.178.04", "apart": []} for n in (11, 12)
+            ],
+        },
     }
     return data
 

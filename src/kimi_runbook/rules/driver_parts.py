@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
+from kimi_runbook.lock import DriverLock
 from kimi_runbook.reading import data_file
 from kimi_runbook.rules import Case, Check, Outcome, Unknown
 from kimi_runbook.rules.driver import settled
@@ -26,6 +28,13 @@ def companion_of(package: str) -> str | None:
     """Return the name without its branch of a package that comes with the driver, None for any other."""
     bare = re.sub(r"-\d{3}$", "", package)
     return bare if bare in data_file("lock_rules.yml").fields("companions").names() else None
+
+
+def name_at(driver: DriverLock, name: str) -> str:
+    """Return what a companion is called at the locked driver: as the lock names it, else with the lock's branch."""
+    bare = companion_of(name)
+    named = [one for one in driver.companions if companion_of(one) == bare]
+    return name if name in named else next(iter(named), re.sub(r"-\d{3}$", f"-{driver.branch}", name))
 
 
 def _strays(case: Case) -> Outcome:
@@ -84,10 +93,16 @@ def _companions(case: Case) -> Outcome:
         bare = companion_of(name)
         if package is None or bare is None or name in declared:
             continue
-        locked = case.lock.driver.companions.get(name)
+        right = name_at(case.lock.driver, name)
+        locked = case.lock.driver.companions.get(right)
         wanted = locked or (target if facts.fields(bare).text("version") == "driver" else None)
         if wanted is not None and not same_build(package.version, wanted):
-            yield case.finding("driver.companion", observed=f"{name} {package.version}", expected=wanted, subject=name)
+            yield case.finding(
+                "driver.companion",
+                observed=f"{name} {package.version}",
+                expected=wanted if right == name else f"{right} {wanted}",
+                subject=name if right == name else f"{right} in place of {name}",
+            )
     yield from _processes(case)
 
 
@@ -114,6 +129,10 @@ def _cdi(case: Case) -> Outcome:
     if files is None:
         yield Unknown("cdi")
         return
+    if not files and _cdi_wanted(case):
+        yield case.finding(
+            "cdi.missing", observed="no CDI file in /etc/cdi or /var/run/cdi", expected="one written by nvidia-ctk"
+        )
     for file in files:
         path = file.path
         others = [version for version in file.versions if version != target]
@@ -128,6 +147,14 @@ def _cdi(case: Case) -> Outcome:
             expected=f"files of {target} that are there",
             subject=path,
         )
+
+
+def _cdi_wanted(case: Case) -> bool:
+    """Whether Docker is told to inject devices by CDI, and the toolkit that writes the files is there."""
+    told = (case.expected.daemon_settings, case.snapshot.runtime.daemon or {})
+    features = [settings.get("features") for settings in told]
+    asked = any(isinstance(one, Mapping) and one.get("cdi") is True for one in features)
+    return asked and any(name.startswith("nvidia-container-toolkit") for name in case.snapshot.runtime.toolkit or {})
 
 
 def _toolkit(case: Case) -> Outcome:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 from kimi_runbook.driver_verdict import process_matches
-from kimi_runbook.environment import differing
+from kimi_runbook.environment import differing, may_report
 from kimi_runbook.expected import ExpectedEngine
 from kimi_runbook.host_facts import ContainerFacts, Listener
 from kimi_runbook.interconnect import debug_variables
 from kimi_runbook.launch import same_arguments
 from kimi_runbook.reading import data_file
-from kimi_runbook.rules import Case, Check, Outcome
+from kimi_runbook.rules import Case, Check, Outcome, Unknown
+from kimi_runbook.rules.service import silent
+from kimi_runbook.rules.state import told_apart
 
 
 def _free_ports(case: Case) -> Outcome:
@@ -22,6 +26,10 @@ def _container(case: Case) -> Outcome:
     wanted, container = case.expected.engine, case.snapshot.container
     if wanted is None:
         return
+    yield from _unit(case, wanted)
+    if container is None and silent(case):
+        yield Unknown("engine: container")
+        return
     if container is None or not container.running:
         yield case.finding(
             "engine.absent",
@@ -32,6 +40,7 @@ def _container(case: Case) -> Outcome:
     yield from _image(case, container)
     yield from _launch(case, wanted, container)
     yield from _files(case, container)
+    yield from _age(case, container)
     if container.restart_count > 0:
         yield case.finding("engine.restarted", observed=f"{container.restart_count} restarts", expected="none")
     for name in sorted(container.env):
@@ -105,14 +114,71 @@ def _launch(case: Case, wanted: ExpectedEngine, container: ContainerFacts) -> Ou
         )
 
 
+def _unit(case: Case, wanted: ExpectedEngine) -> Outcome:
+    """What the engine's unit sets beside the container's own environment; the command it runs carries the rest."""
+    asked = wanted.env
+    if asked is None:
+        return
+    for name, value in sorted(case.snapshot.engine.unit_env.items()):
+        if may_report(name) and asked.get(name) != value:
+            yield case.finding(
+                "engine.unit_env",
+                observed=f"{name}={value} in {wanted.unit}",
+                expected=asked.get(name, "not set"),
+                subject=name,
+            )
+
+
+def _age(case: Case, container: ContainerFacts) -> Outcome:
+    """A container keeps the driver's files of the day it was created: older than the loaded driver, it is created anew.
+
+    Without the moment of the load the boot stands in, since nothing is loaded before it.
+    """
+    boot, created = _moment(case.snapshot.boot.booted_at), _moment(container.created_at)
+    if case.expected.driver_version is None or case.simulated:
+        return
+    if boot is None or created is None:
+        if case.complete:
+            yield Unknown("engine: container: created_at")
+        return
+    after = case.snapshot.driver.init_complete_s
+    if created < boot + timedelta(seconds=after or 0):
+        yield case.finding(
+            "engine.older_than_driver",
+            observed=f"container {container.name} is of {_told(created)}",
+            expected=f"created after {_told(boot + timedelta(seconds=after or 0))}, when "
+            + ("the host was booted" if after is None else f"driver {case.snapshot.driver.loaded} was loaded"),
+            subject=case.expected.engine.unit if case.expected.engine else container.name,
+        )
+    elif after is None:
+        yield Unknown("driver: init_complete_s")
+
+
+def _moment(text: str | None) -> datetime | None:
+    """Return a time in UTC, None for text that is none."""
+    try:
+        moment = datetime.fromisoformat(text or "")
+    except ValueError:
+        return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _told(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%dT%H:%M:%SZ}"
+
+
 def _files(case: Case, container: ContainerFacts) -> Outcome:
     for file in case.expected.files:
         if file.path in container.files and file.sha256 and container.files[file.path] != file.sha256:
             inside = container.files[file.path]
+            observed, expected = told_apart(container.settings.get(file.path), file.settings) or (
+                f"sha256 {inside[:12]}" if inside else "missing",
+                f"sha256 {file.sha256[:12]}",
+            )
             yield case.finding(
                 "engine.files",
-                observed=f"{file.path} in the container: {f'sha256 {inside[:12]}' if inside else 'missing'}",
-                expected=f"sha256 {file.sha256[:12]}",
+                observed=f"{file.path} in the container: {observed}",
+                expected=expected,
                 subject=file.path,
             )
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 from kimi_runbook.hardware_facts import FabricService, GpuFabric
 from kimi_runbook.rules import Case, Check, Outcome, Unknown
 from kimi_runbook.rules.driver import settled
+from kimi_runbook.rules.driver_parts import companion_of, name_at
 
 _READY = ("completed", "success")
+_IMEX_READY = "READY"  # NVIDIA/DCGM dcgmlib/dcgm_fields.h, DCGM_FI_IMEX_DAEMON_STATUS
 _ABSENT = ("", "0", "n/a", "[n/a]", "none", "00000000-0000-0000-0000-000000000000")
 
 
@@ -43,11 +45,17 @@ def _services(case: Case) -> Outcome:
     for name in _needed(kind):
         service = fabric.services.get(name, FabricService())
         if service.package is None:
+            if name in {companion_of(package.name) for package in case.expected.packages}:
+                continue  # a role installs it, and says so
+            right = name_at(case.lock.driver, name)
+            version = case.lock.driver.companions.get(right)
             yield case.finding(
                 "fabric.package_missing",
                 observed=f"{name} not installed",
-                expected=f"{name}, as {kind} hosts need it",
-                subject=name,
+                expected=f"{right} {version}, as the lock has it"
+                if version
+                else f"{name}, as {kind} hosts need it; the lock names none",
+                subject=f"{right}={version}" if version else f"{name}, and name it in the lock's companions,",
             )
         elif service.active != "active":
             yield case.finding(
@@ -134,8 +142,53 @@ def _imex(case: Case) -> Outcome:
         yield Unknown("fabric: imex_nodes")
     elif case.expected.address and case.expected.address not in nodes:
         yield case.finding(
-            "fabric.imex_self", observed=", ".join(nodes) or "an empty list", expected=case.expected.address
+            "fabric.imex_self",
+            observed=f"the node list has {_some(list(nodes)) or 'no address'}",
+            expected=case.expected.address,
         )
+    yield from _imex_domain(case)
+
+
+def _imex_domain(case: Case) -> Outcome:
+    """What the host's IMEX daemon says of itself and of the others; one that does not run has a finding of its own."""
+    domain, service = case.snapshot.fabric.imex_domain, case.snapshot.fabric.services.get("nvidia-imex")
+    if domain is None:
+        if service is not None and service.active == "active":
+            yield Unknown("fabric: imex_domain")
+        return
+    for node in domain.nodes:
+        if node.host == case.expected.address and node.status != _IMEX_READY:
+            yield case.finding(
+                "fabric.imex_not_ready" if settled(case) and not _due(case) else "fabric.pending",
+                observed=f"IMEX on this host is {node.status or 'unknown'}, the domain {domain.status or 'unknown'}",
+                expected=f"{_IMEX_READY}, as nvidia-imex-ctl -N says it",
+            )
+    if case.expected.address not in {node.host for node in domain.nodes}:
+        yield Unknown("fabric: imex_domain")
+    others = [node for node in domain.nodes if node.host != case.expected.address]
+    away = [f"{node.host} {node.status or 'unknown'}" for node in others if node.status != _IMEX_READY]
+    away += [f"{node.host} - {peer}" for node in domain.nodes if node.status == _IMEX_READY for peer in node.apart]
+    if away:
+        yield case.finding(
+            "fabric.imex_peers",
+            observed=f"IMEX domain {domain.status or 'unknown'}: {_some(away)}",
+            expected=f"{len(domain.nodes)} nodes {_IMEX_READY} and connected to each other",
+        )
+    versions: dict[str, list[str]] = {}
+    for node in domain.nodes:
+        if node.version is not None:
+            versions.setdefault(node.version, []).append(node.host or "unknown")
+    if len(versions) > 1:
+        told = sorted(versions.items(), key=lambda item: -len(item[1]))
+        yield case.finding(
+            "fabric.imex_versions",
+            observed="; ".join(f"{version} on {_some(hosts)}" for version, hosts in told),
+            expected="one version of nvidia-imex in the domain, the driver's",
+        )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 CHECKS = (

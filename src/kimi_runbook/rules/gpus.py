@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 from kimi_runbook.driver_verdict import process_matches
 from kimi_runbook.hardware_facts import KernelLine
@@ -11,8 +12,8 @@ from kimi_runbook.rules import Case, Check, Outcome, Unknown
 from kimi_runbook.rules.driver import settled
 
 _XID = re.compile(r"Xid \(PCI:(?P<pci>[0-9A-Fa-f:.]+)\): (?P<code>\d+)")
-_NVIDIA = "0x10de"
-_VENDORS = {"amd": "0x1002"}  # PCI vendor ids by generation, where it is not NVIDIA's
+_MAKERS = {"NVIDIA": "0x10de", "AMD": "0x1002"}  # PCI vendor ids of those who make them for servers
+_VENDORS = {"amd": _MAKERS["AMD"]}  # by generation, where it is not NVIDIA's
 _OF_XID_KIND = {"fatal": "gpu.xid_fatal", "warn": "gpu.xid", "application": "gpu.xid_application"}
 
 
@@ -25,22 +26,31 @@ def _platform(case: Case) -> Outcome:
         yield Unknown("os: arch")
     elif arch != hardware.text("arch"):
         yield case.finding(
-            "gpu.arch", observed=arch, expected=f"{hardware.text('arch')}, as {case.lock.platform} has it"
+            "gpu.arch", observed=f"an {arch} host", expected=f"{hardware.text('arch')}, as {case.lock.platform} has it"
         )
     names = [gpu.name for gpu in case.snapshot.gpus]
     answered = case.snapshot.driver.smi_rc == 0 and settled(case)  # a driver to be changed may see none
     on_bus = case.snapshot.accelerators
-    vendor = _VENDORS.get(hardware.text("generation"), _NVIDIA)
+    vendor = _VENDORS.get(hardware.text("generation"), _MAKERS["NVIDIA"])
     seen = len(names) if answered else None
     if seen is None and on_bus is not None:
         seen = sum(accelerator.vendor in (vendor, None) for accelerator in on_bus)
+    makers = {_MAKERS[name]: name for name in _MAKERS if _MAKERS[name] != vendor}
+    foreign = Counter(makers[one.vendor] for one in on_bus or () if one.vendor in makers)
     if seen is None:
         yield Unknown("gpus")
+    elif not seen and foreign:
+        yield case.finding(
+            "gpu.model",
+            observed=", ".join(f"{count} GPUs of {maker}" for maker, count in foreign.items()) + " on the PCI bus",
+            expected=f"{hardware.integer('gpus')} named {hardware.text('model')}",
+        )
     elif seen != hardware.integer("gpus"):
         yield case.finding(
             "gpu.count",
             observed=f"{seen} GPUs" + ("" if answered else " on the PCI bus"),
             expected=f"{hardware.integer('gpus')}, as {case.lock.platform} has them",
+            subject=vendor.removeprefix("0x"),
         )
     model = re.compile(rf"(?<![A-Za-z0-9]){re.escape(hardware.text('model'))}(?![A-Za-z0-9]| NVL| PCIe)")
     others = sorted({name for name in names if name is not None and not model.search(name)})
@@ -122,8 +132,9 @@ def _xid(case: Case) -> Outcome:
         kind, meaning = (entry.text("kind"), entry.text("meaning")) if entry else ("warn", "not in data/xid.yml")
         yield case.finding(
             _OF_XID_KIND[kind],
-            observed=f"Xid {code} ({meaning}) on {', '.join(sorted({pci for pci, _ in lines}))}, {len(lines)} times,"
-            f" last at {lines[-1][1].at or 'an unknown time'}",
+            observed=f"Xid {code} ({meaning}) on {', '.join(sorted({pci for pci, _ in lines}))}, "
+            + (f"{len(lines)} times, last at " if len(lines) > 1 else "once, at ")
+            + (lines[-1][1].at or "an unknown time"),
             expected="no Xid since the boot",
             subject=code,
         )

@@ -8,7 +8,7 @@ from kimi_runbook.rules import Case, Check, Outcome, Unknown
 def _kernel(case: Case) -> Outcome:
     locked, running = case.lock.kernel, case.snapshot.os.kernel
     if locked is not None and running != locked:
-        yield case.finding("host.kernel", observed=running or "unknown", expected=locked)
+        yield case.finding("host.kernel", observed=f"kernel {running or 'unknown'} runs", expected=locked)
 
 
 def _probes(case: Case) -> Outcome:
@@ -63,7 +63,9 @@ def _address(case: Case) -> Outcome:
     if wanted and not present:
         yield Unknown("network: addresses")
     elif wanted and wanted not in present:
-        yield case.finding("network.address_missing", observed=", ".join(sorted(present)), expected=wanted)
+        yield case.finding(
+            "network.address_missing", observed=f"the host has {', '.join(sorted(present))}", expected=wanted
+        )
 
 
 CHECKS = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from kimi_runbook.interconnect import lint
 from kimi_runbook.rules import Case, Check, Outcome, Unknown
@@ -19,6 +20,7 @@ def _ports(case: Case) -> Outcome:
     """A port that is down among others that are up; a host with none up uses no RDMA, or says so elsewhere."""
     ports = case.snapshot.rdma_devices
     up = [port for port in ports if port.state == "ACTIVE"]
+    yield from _all_down(case)
     for port in ports:
         if up and port.state not in ("ACTIVE", None):
             name = f"{port.name}:{port.port}"
@@ -36,6 +38,52 @@ def _ports(case: Case) -> Outcome:
             expected=f"{best} Gb/s, as others have",
             subject=", ".join(slow),
         )
+
+
+def _all_down(case: Case) -> Outcome:
+    """NCCL or UCX is told to use RDMA, and none of the ports it may use is up: it would not start, or crawl."""
+    found = interconnect_settings(case)
+    told = _uses_rdma(found)
+    if not told:
+        return
+    named = [name for name in found.get("NCCL_IB_HCA", "").removeprefix("=").split(",") if name]
+    exact = found.get("NCCL_IB_HCA", "").startswith("=")
+    ports = [
+        port for port in case.snapshot.rdma_devices if not exact or {port.name, f"{port.name}:{port.port}"} & set(named)
+    ]
+    if any(port.state == "ACTIVE" for port in ports):
+        return
+    if any(port.state is None for port in ports):
+        yield Unknown("rdma_devices: state")
+        return
+    states = ", ".join(sorted({f"{port.name}:{port.port} {port.state}" for port in ports})[:4])
+    more = f" and {len(ports) - 4} more" if len(ports) > 4 else ""
+    what = f"of {', '.join(named)} " if exact else ""
+    yield case.finding(
+        "rdma.all_down",
+        observed=f"no port {what}is up: {states}{more}" if ports else f"no RDMA port {what}on the host",
+        expected=f"ACTIVE, as {told} asks for RDMA",
+    )
+
+
+def interconnect_settings(case: Case) -> dict[str, str]:
+    """Return the NCCL and UCX settings of a host: those wanted, where they are known, else those it has."""
+    wanted = [file.settings for file in case.expected.files if file.settings is not None]
+    present = [file.settings for file in case.snapshot.files.values() if file is not None and file.settings]
+    merged: dict[str, str] = {}
+    for settings in wanted or present:
+        merged |= settings
+    container = case.snapshot.container
+    return merged | dict(container.env if container is not None and container.running else {})
+
+
+def _uses_rdma(found: Mapping[str, str]) -> str:
+    """Return the setting that asks for RDMA, empty where none does or it is switched off."""
+    if found.get("NCCL_NET") == "IB":
+        return "NCCL_NET=IB"
+    if found.get("NCCL_IB_HCA") and found.get("NCCL_IB_DISABLE") != "1" and found.get("NCCL_NET") is None:
+        return "NCCL_IB_HCA"
+    return "UCX_TLS" if set(found.get("UCX_TLS", "").split(",")) & {"rc", "dc", "ud", "ib"} else ""
 
 
 def _peermem(case: Case) -> Outcome:
@@ -59,9 +107,8 @@ def _memlock(case: Case) -> Outcome:
     memlock = case.snapshot.memlock
     if not case.snapshot.rdma_devices:
         return
-    if memlock.limits_conf is None and memlock.systemd_default is None:
+    if memlock.limits_conf is None or memlock.systemd_default is None:
         yield Unknown("memlock")
-        return
     places = (
         ("DefaultLimitMEMLOCK of systemd", memlock.systemd_default),
         ("LimitMEMLOCK of docker.service", memlock.docker_unit),

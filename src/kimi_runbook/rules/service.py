@@ -41,8 +41,26 @@ def _same(left: str, right: str) -> bool:
         return left == right
 
 
+def silent(case: Case) -> str:
+    """Return why Docker, which is there, does not answer; empty where it answers, is not installed or is stopped.
+
+    A stopped or missing Docker has a finding of its own where a role wants it to run.
+    """
+    unit = case.snapshot.units.get("docker.service")
+    told = [error for error in case.snapshot.errors if error.probe.partition(" ")[0] == "docker"]
+    running = unit is not None and unit.active == "active"
+    declared = any(one.name == "docker.service" for one in case.expected.units)
+    if case.snapshot.runtime.docker_version is not None or (unit is not None and not running and declared):
+        return ""
+    if told:
+        return f"{told[0].probe}: {told[0].message or 'no answer'}"
+    return "docker.service is active, docker info says no version" if running else ""
+
+
 def _pair(case: Case) -> Outcome:
-    """Docker versions known for trouble, alone or with a toolkit; a Docker that takes no CDI devices."""
+    """A Docker that does not answer, versions known for trouble, alone or with a toolkit; one that takes no CDI."""
+    if silent(case) and (case.expected.engine or case.expected.image):
+        yield case.finding("runtime.silent", observed=silent(case), expected="an answer from Docker")
     docker, cuda = case.snapshot.runtime.docker_version, case.lock.image.cuda is not None
     toolkit = (case.snapshot.runtime.toolkit or {}).get("nvidia-container-toolkit")
     if not cuda:
@@ -168,13 +186,15 @@ def _weights(case: Case) -> Outcome:
     if weights.files and weights.revision not in (None, case.lock.model.revision):
         yield case.finding(
             "weights.revision",
-            observed=weights.revision or "unknown",
+            observed=f"{weights.path}: revision {weights.revision}",
             expected=case.lock.model.revision,
             subject=weights.path,
         )
     elif weights.files and weights.revision is None:
         yield Unknown("weights: revision")
-    if weights.free_bytes is not None and there + weights.free_bytes < needed:
+    if weights.free_bytes is None and there < needed:
+        yield Unknown("weights: free_bytes")
+    elif weights.free_bytes is not None and there + weights.free_bytes < needed:
         yield case.finding(
             "weights.room",
             observed=f"{weights.path}: {weights.free_bytes / _TB:.3f} TB free",

@@ -11,6 +11,7 @@ from kimi_runbook.rules import Case, Check, Outcome
 
 # States in which a unit is there after a boot; "enabled-runtime" is not. Source: systemctl(1), is-enabled.
 _STARTS_AT_BOOT = ("enabled", "static", "alias", "indirect", "generated")
+_MOST_NAMED = 3  # settings of one file that a finding names
 
 
 def _packages(case: Case) -> Outcome:
@@ -76,10 +77,14 @@ def _file(case: Case, file: ExpectedFile) -> Outcome:
         yield case.finding("file.missing", observed=f"{path} missing", expected="present", subject=path, role=file.role)
         return
     if file.sha256 is not None and present.sha256 != file.sha256:
+        observed, expected = told_apart(present.settings, file.settings) or (
+            f"sha256 {(present.sha256 or 'unknown')[:12]}",
+            f"sha256 {file.sha256[:12]}",
+        )
         yield case.finding(
             "file.content",
-            observed=f"{path} sha256 {(present.sha256 or 'unknown')[:12]}",
-            expected=f"sha256 {file.sha256[:12]}",
+            observed=f"{path} {observed}",
+            expected=expected,
             subject=path,
             role=file.role,
         )
@@ -91,6 +96,21 @@ def _file(case: Case, file: ExpectedFile) -> Outcome:
             subject=path,
             role=file.role,
         )
+
+
+def told_apart(observed: Mapping[str, str] | None, wanted: Mapping[str, str] | None) -> tuple[str, str] | None:
+    """Return the settings that differ in words, as observed and as wanted; None where none does or is known."""
+    if observed is None or wanted is None:
+        return None
+    names = sorted(name for name in {*observed, *wanted} if observed.get(name) != wanted.get(name))
+    if not names:
+        return None
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    left, right = (
+        ", ".join(f"{name}={side[name]}" if name in side else f"{name} not set" for name in names[:_MOST_NAMED])
+        for side in (observed, wanted)
+    )
+    return left + more, right
 
 
 def _unit(case: Case, unit: ExpectedUnit) -> Outcome:

@@ -20,9 +20,10 @@ def _log(case: Case) -> Outcome:
             lines = [line for line in log.lines if line.kind == kind]
             if lines:
                 last = " ".join((lines[-1].text or "").split())[:160]
+                count = f"{len(lines)} {kind} lines, last at" if len(lines) > 1 else f"one {kind} line, at"
                 yield case.finding(
                     code,
-                    observed=f"{len(lines)} {kind} lines, last at {lines[-1].at or 'an unknown time'}: {last}",
+                    observed=f"{count} {lines[-1].at or 'an unknown time'}: {last}",
                     expected="none since the boot",
                     subject=kind,
                 )
