@@ -2,9 +2,10 @@
 
     python -m tests.bench.audit_cost [--pairs 5] [--names 18]
 
-Needs the lab up. The two hosts are audited under their own names, and again under many names each, so that what one
-more host costs can be told from what starting costs: the difference of the two divided by the names more. Names of one
-host share its ssh connection, in both commands alike. Prints medians; docs/performance.md has the figures.
+Needs the lab up. The two hosts are audited under one name each, and again under many, as that many replicas of two
+nodes, so that what one more host costs can be told from what starting costs: the difference of the two divided by the
+names more. Names of one host share its ssh connection, in both commands alike. Prints medians;
+docs/performance.md has the figures.
 """
 
 from __future__ import annotations
@@ -44,7 +45,11 @@ def inventory_of(names: int, folder: Path) -> Path:
     hosts = site["all"]["children"]["gpu_nodes"]["children"]["engine"]["hosts"]
     site["all"]["vars"]["ansible_ssh_common_args"] = f"-F {ROOT / '.lab/ssh_config'}"
     site["all"]["children"]["gpu_nodes"]["children"]["engine"]["hosts"] = {
-        f"{name}-{number:03d}": {**variables, "ansible_host": name}
+        f"{name}-{number:03d}": {
+            **variables,
+            "ansible_host": name,
+            "engine_nodes": [f"{rank}-{number:03d}" for rank in hosts],
+        }
         for number in range(names // len(hosts))
         for name, variables in hosts.items()
     }
