@@ -57,7 +57,9 @@ def _dpkg(probe):
 
 
 def _rpm(probe):
-    answer = probe.command("rpm", "--query", "--all", "--queryformat", "%{NAME}\t%{VERSION}-%{RELEASE}\n")
+    # NVIDIA's driver packages carry epoch 3, and a lock names it: without it none would be the locked one.
+    form = "%{NAME}\t%|EPOCH?{%{EPOCH}:}:{}|%{VERSION}-%{RELEASE}\n"
+    answer = probe.command("rpm", "--query", "--all", "--queryformat", form)
     if answer is None:
         return None
     locked = locks(probe)
@@ -81,7 +83,8 @@ def matches(name, version, lock):
     pattern = re.sub(r"(^|-)\d+:", r"\1", lock)
     if name == pattern or (pattern.startswith(f"{name}-") and pattern[len(name) + 1 : len(name) + 2].isdigit()):
         return True
-    return any(fnmatch.fnmatchcase(one, pattern) for one in (name, f"{name}-{version}", f"{name}-{version}.any"))
+    bare = version.rpartition(":")[2]
+    return any(fnmatch.fnmatchcase(one, pattern) for one in (name, f"{name}-{bare}", f"{name}-{bare}.any"))
 
 
 def holds(probe):

@@ -218,8 +218,18 @@ def _lint_nccl(
         problems.warn("hca_prefix", f"NCCL_IB_HCA={hcas} matches by prefix: mlx5_1 takes in mlx5_10; begin it with =")
     if active_hcas is not None and hcas.startswith("="):
         for hca in hcas[1:].split(","):
-            if ":".join(hca.split(":")[:2]) not in active_hcas:
+            if not names_port(hca, active_hcas):
                 problems.stop("hca_down", f"NCCL_IB_HCA names {hca}, which is absent or down")
+
+
+def names_port(hca: str, ports: Sequence[str]) -> bool:
+    """Whether an exact entry of NCCL_IB_HCA (``device[:port[:rail[:plane]]]``) names one of ``device:port``.
+
+    Without a port, or with an empty one, it names all of its device (NCCL user guide, NCCL_IB_HCA).
+    """
+    device, _, rest = hca.partition(":")
+    port = rest.partition(":")[0]
+    return any(one == f"{device}:{port}" or (not port and one.partition(":")[0] == device) for one in ports)
 
 
 def _lint_ucx_tls(value: str, problems: _Problems) -> None:

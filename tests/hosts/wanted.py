@@ -59,7 +59,7 @@ def lock_data(host: Host) -> dict[str, Any]:
         "driver": {
             "branch": "580",
             "version": DRIVER,
-            "package_version": f"{DRIVER}{ending}",
+            "package_version": _whole(ending),
             "flavour": "open",
             "activation": _activation(host),
             "companions": {name: version or f"{DRIVER}{ending}" for name, version in companions.items()},
@@ -87,6 +87,11 @@ def lock_data(host: Host) -> dict[str, Any]:
     }
 
 
+def _whole(ending: str) -> str:
+    """Return a driver package's version; NVIDIA's RPMs carry epoch 3."""
+    return f"{'3:' if '.el' in ending else ''}{DRIVER}{ending}"
+
+
 def expected_of(host: Host) -> dict[str, Any]:
     """Return what is asked of a host, in the JSON form of Expected."""
     ending, names = _packages(host)
@@ -96,8 +101,8 @@ def expected_of(host: Host) -> dict[str, Any]:
         "address": next(iter(host.values["network"]["interfaces"].values()))["address"],
         "supported_os": _SUPPORTED,
         "packages": [
-            {"role": "gpu_driver", "name": module, "version": f"{DRIVER}{ending}", "held": True},
-            *({"role": "gpu_driver", "name": name, "version": f"{DRIVER}{ending}", "held": False} for name in others),
+            {"role": "gpu_driver", "name": module, "version": _whole(ending), "held": True},
+            *({"role": "gpu_driver", "name": name, "version": _whole(ending), "held": False} for name in others),
             {"role": "container_runtime", "name": "nvidia-container-toolkit", "version": "1.20.0-1", "held": False},
         ],
         "units": [{"role": "container_runtime", "name": "docker.service", "enabled": True, "active": True}],

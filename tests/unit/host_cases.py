@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from driver_cases import LATE
-from whole_host import b300
+from whole_host import TARGET, b300
 
 UPDATES = "unattended-upgrades.service"
 
@@ -183,6 +183,34 @@ HOST: list[tuple[str, dict[str, Any], list[str], str]] = [
         ["interconnect.contradiction"],
         "stop",
     ),
+    (
+        "dmabuf-off-with-peermem",
+        {
+            "modules": {"mlx5_core": {"loaded": True}, "ib_umad": {"loaded": True}},
+            "rdma|modules": {"nvidia_peermem": {"loaded": True}},
+            "engine|container|env|NCCL_DMABUF_ENABLE": "0",
+        },
+        [],
+        "ok",
+    ),
+    ("hca-without-a-port", asks(NCCL_NET="IB", NCCL_IB_HCA="=mlx5_0,mlx5_1"), [], "ok"),
+    ("hca-with-rail-and-plane", asks(NCCL_NET="IB", NCCL_IB_HCA="=mlx5_0:1:0:0,mlx5_1::1"), [], "ok"),
+    ("hca-of-another-port", asks(NCCL_IB_HCA="=mlx5_0:2"), ["rdma.all_down", "interconnect.contradiction"], "stop"),
+    (
+        "cdi-with-libraries-of-their-own-numbers",
+        {"cdi|0|versions": ["1.1.2", TARGET], "cdi|0|missing": []},
+        [],
+        "ok",
+    ),
+    ("cdi-of-another-driver", {"cdi|0|versions": ["1.1.2", "570.133.20"]}, ["cdi.stale"], "install"),
+    (
+        "docker-and-a-toolkit-without-a-version",
+        {"runtime|docker_version": "29.1.0", "runtime|toolkit|nvidia-container-toolkit": "!! none"},
+        ["runtime.toolkit_mixed"],
+        "ok",
+    ),
+    ("loaded-at-the-end-of-time", {"driver|init_complete_s": 1e300}, ["snapshot.unknown"], "ok"),
+    ("booted-at-the-end-of-time", {"boot|booted_at": "9999-12-31T23:59:59Z"}, ["snapshot.unknown"], "ok"),
     ("fixed-gid", {"engine|container|env|NCCL_IB_GID_INDEX": "3"}, ["interconnect.caution"], "ok"),
     ("old-toolkit-package", {"runtime|toolkit|libnvidia-container1": "1.19.0-1"}, ["runtime.toolkit_mixed"], "ok"),
     ("docker-and-toolkit", {"runtime|docker_version": "29.1.0"}, ["runtime.known_pair"], "ok"),

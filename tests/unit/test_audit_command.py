@@ -129,6 +129,11 @@ def test_two_snapshots_of_one_host_are_refused(site: Path, capsys: pytest.Captur
     assert "a second snapshot of k3-a" in capsys.readouterr().err
 
 
+def test_junit_into_a_folder_that_is_not_there(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert audit(site, "k3-a.json", more=("--junit", "/nowhere/x.xml")) == 2
+    assert "/nowhere/x.xml: cannot be written" in capsys.readouterr().err
+
+
 def test_junit(site: Path) -> None:
     data = b300() | {"hostname": "k3-b", "clock": {"synchronized": False}, "iommu": {}}
     data["driver"]["loaded"] = "570.133.20\x1b[31m"

@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     findings = by_severity(judged.findings)
     plan = build_plan(_RUN_ID, findings, lock, make_batches(list(snapshots), arguments.batch or [1, "25%"]))
     if arguments.junit:
-        arguments.junit.write_text(audit_junit(findings, judged.coverage), encoding="utf-8")
+        _write(arguments.junit, audit_junit(findings, judged.coverage))
     if arguments.json:
         document = {
             "findings": [finding.to_json() for finding in findings],
@@ -80,6 +80,18 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(render_findings_table(snapshots, findings, lock, judged.coverage), end="")
     return NO if any(finding.severity in ("stop", "change") for finding in findings) else FINE
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RunbookError(
+            where=str(path),
+            observed=f"cannot be written ({error.strerror or error})",
+            expected="a place for the JUnit file",
+            next_step="Check the folder of --junit and its permissions.",
+        ) from error
 
 
 def _expected(path: Path) -> dict[str, Mapping[str, object]]:

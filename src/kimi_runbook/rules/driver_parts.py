@@ -11,7 +11,7 @@ from kimi_runbook.rules import Case, Check, Outcome, Unknown
 from kimi_runbook.rules.driver import settled
 from kimi_runbook.versions import is_driver_version, same_build, upstream_of
 
-_OLDEST_BRANCH = 300  # below it a version of three numbers is no driver's: kernels and tools have such numbers
+_BRANCH = re.compile(r"[3-9]\d\d\.")  # below 300 a version is no driver's: kernels, tools and other libraries have such numbers
 _GENERATED = ("/var/run/cdi/", "/run/cdi/")  # what nvidia-ctk writes; /etc/cdi is written by hand (CDI, pkg/cdi/doc.go)
 
 
@@ -21,7 +21,7 @@ def driver_version_of(text: str) -> str | None:
         upstream = upstream_of(text)
     except ValueError:
         return None
-    return upstream if is_driver_version(upstream) and int(upstream.partition(".")[0]) > _OLDEST_BRANCH else None
+    return upstream if is_driver_version(upstream) and _BRANCH.match(upstream) else None
 
 
 def companion_of(package: str) -> str | None:
@@ -135,7 +135,7 @@ def _cdi(case: Case) -> Outcome:
         )
     for file in files:
         path = file.path
-        others = [version for version in file.versions if version != target]
+        others = [version for version in file.versions if driver_version_of(version) not in (None, target)]
         missing = file.missing
         if not others and not missing:
             continue

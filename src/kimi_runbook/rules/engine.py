@@ -142,11 +142,14 @@ def _age(case: Case, container: ContainerFacts) -> Outcome:
             yield Unknown("engine: container: created_at")
         return
     after = case.snapshot.driver.init_complete_s
-    if created < boot + timedelta(seconds=after or 0):
+    loaded = _later(boot, after or 0)
+    if loaded is None:
+        yield Unknown("driver: init_complete_s")
+    elif created < loaded:
         yield case.finding(
             "engine.older_than_driver",
             observed=f"container {container.name} is of {_told(created)}",
-            expected=f"created after {_told(boot + timedelta(seconds=after or 0))}, when "
+            expected=f"created after {_told(loaded)}, when "
             + ("the host was booted" if after is None else f"driver {case.snapshot.driver.loaded} was loaded"),
             subject=case.expected.engine.unit if case.expected.engine else container.name,
         )
@@ -161,6 +164,14 @@ def _moment(text: str | None) -> datetime | None:
     except ValueError:
         return None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _later(moment: datetime, seconds: float) -> datetime | None:
+    """Return a time so many seconds later, None where the calendar ends before."""
+    try:
+        return moment + timedelta(seconds=seconds)
+    except (OverflowError, ValueError):
+        return None
 
 
 def _told(moment: datetime) -> str:

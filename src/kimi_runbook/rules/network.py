@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from kimi_runbook.interconnect import lint
+from kimi_runbook.interconnect import lint, names_port
 from kimi_runbook.rules import Case, Check, Outcome, Unknown
 
 _UNLIMITED = ("infinity", "unlimited", "-1", "18446744073709551615")
@@ -49,7 +49,9 @@ def _all_down(case: Case) -> Outcome:
     named = [name for name in found.get("NCCL_IB_HCA", "").removeprefix("=").split(",") if name]
     exact = found.get("NCCL_IB_HCA", "").startswith("=")
     ports = [
-        port for port in case.snapshot.rdma_devices if not exact or {port.name, f"{port.name}:{port.port}"} & set(named)
+        port
+        for port in case.snapshot.rdma_devices
+        if not exact or any(names_port(hca, [f"{port.name}:{port.port}"]) for hca in named)
     ]
     if any(port.state == "ACTIVE" for port in ports):
         return
@@ -137,7 +139,7 @@ def _settings(case: Case) -> Outcome:
     container = case.snapshot.container
     if container is None or not container.running:
         return
-    peermem = case.snapshot.modules.get("nvidia_peermem")
+    peermem = case.snapshot.modules.get("nvidia_peermem") or case.snapshot.rdma.modules.get("nvidia_peermem")
     ports = case.snapshot.rdma_devices
     problems = lint(
         (),
@@ -146,6 +148,9 @@ def _settings(case: Case) -> Outcome:
         active_hcas=[f"{port.name}:{port.port}" for port in ports if port.state == "ACTIVE"] if ports else None,
     )
     for problem in problems:
+        if problem.code == "no_gpudirect" and peermem is None:
+            yield Unknown("rdma: modules: nvidia_peermem")
+            continue
         codes = {**dict.fromkeys(_CONTRADICTIONS, "contradiction"), **dict.fromkeys(_CAUTIONS, "caution")}
         if problem.code in codes:
             yield case.finding(

@@ -70,7 +70,7 @@ def _pair(case: Case) -> Outcome:
         return
     for note in data_file("lock_rules.yml").each("runtime_notes"):
         only = note.texts("toolkit")
-        if _within(docker, note.fields("docker")) and (not only or (toolkit and upstream_of(toolkit) in only)):
+        if _within(docker, note.fields("docker")) and (not only or any(_same(toolkit or "", one) for one in only)):
             yield case.finding(
                 "runtime.known_pair",
                 observed=f"Docker {docker}" + (f" with toolkit {toolkit}" if only else "") + f" {note.text('note')}",
