@@ -8,7 +8,8 @@ import re
 from ansible.module_utils.redaction import text as shown
 from ansible.module_utils.unit_probe import boot_time
 
-_MOST_LINES = 200
+_MOST_OF_A_KIND = 40  # a GPU that falls off the bus is followed by thousands of lines of other kinds
+_MOST_ASKED = 2000
 _LONGEST = 300
 
 # (kind, what its lines hold), tried in order. Sources: NVRM's Xid and driver lines as NVIDIA's XID catalogue shows
@@ -16,8 +17,13 @@ _LONGEST = 300
 # the out-of-memory killer's (mm/oom_kill.c), x86's and arm64's fault lines.
 KINDS = (
     ("xid", r"NVRM: Xid"),
-    ("nvrm", r"NVRM:|nvidia-nvswitch|nvidia-modeset: ERROR|nvidia: (version magic|disagrees)"),
-    ("mlx5", r"mlx5_(core|ib)"),
+    ("nvrm", r"NVRM:|nvidia-nvswitch|nvidia-modeset: ERROR"),
+    ("module", r"disagrees about version of symbol|[Uu]nknown symbol|version magic"),
+    (
+        "mlx5",
+        r"mlx5_(core|ib).*([Ee]rr(or)?\b|[Ff]ail|[Tt]imeout|fatal|syndrome|[Uu]nplugged|[Hh]ealth|[Ll]ink [Dd]own|AER"
+        r"|insufficient|bad status|reset|overheat|[Hh]igh [Tt]emperature)",
+    ),
     ("oom", r"Out of memory:|oom-kill:|Memory cgroup out of memory|invoked oom-killer"),
     ("pcie-aer", r"AER:|PCIe Bus Error|pcieport .*(error|Downstream Port Containment)"),
     ("iommu", r"(DMAR|AMD-Vi|arm-smmu[^:]*): .*([Ff]ault|error|timeout|IO_PAGE_FAULT)"),
@@ -27,6 +33,7 @@ _KIND = tuple((kind, re.compile(pattern)) for kind, pattern in KINDS)
 _GREP = "|".join(pattern for _, pattern in KINDS)
 _LINE = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:[.,]\d+)?([+-]\d\d:?\d\d|Z)\s+(.*)$")
 _LOADED = re.compile(r"NVRM: loading NVIDIA UNIX")
+_LEFT_OUT_NEVER = (KINDS[0][1], _LOADED.pattern)
 
 
 def kernel_log(probe):
@@ -40,9 +47,13 @@ def kernel_log(probe):
 
 def _read(probe):
     journal = ("journalctl", "--dmesg", "--boot", "--utc", "--output", "short-iso", "--no-pager", "--quiet")
-    found = probe.command(*journal, "--lines", "2000", "--grep", _GREP)
+    found = probe.command(*journal, "--lines", str(_MOST_ASKED), "--grep", _GREP)
     if found is not None and (found[1].strip() or _readable(probe, journal)):
-        return _kept([_parsed(line, with_host=True) for line in found[1].splitlines()])
+        lines = found[1].splitlines()
+        if len(lines) >= _MOST_ASKED:  # older ones were left out, and an Xid among them counts
+            older = probe.command(*journal, "--lines", str(_MOST_ASKED), "--grep", "|".join(_LEFT_OUT_NEVER))
+            lines = list(dict.fromkeys([*(older[1].splitlines() if older else ()), *lines]))
+        return _kept([_parsed(line, with_host=True) for line in lines])
     answer = probe.command("dmesg", "--time-format", "iso")
     if answer is not None and answer[0] == 0:
         return _kept([_parsed(line, with_host=False) for line in answer[1].splitlines()])
@@ -79,8 +90,9 @@ def _kept(rows):
     told = sorted((row for row in rows if row), key=lambda row: row["at"])
     # The load of the driver is not a line of trouble, and a chatty kernel must not push it out.
     loads = [row for row in told if _LOADED.search(row["text"])][-1:]
-    newest = told[-_MOST_LINES:]
-    kept = newest if not loads or loads[0] in newest else [*loads, *newest[1:]]
+    kept = [row for kind, _ in _KIND for row in [one for one in told if one["kind"] == kind][-_MOST_OF_A_KIND:]]
+    kept += [row for row in loads if row not in kept]
+    kept.sort(key=lambda row: row["at"])
     return {
         "readable": True,
         "lines": [{**row, "text": shown(row["text"])} for row in kept],

@@ -10,6 +10,7 @@ from kimi_runbook.reading import data_file
 from kimi_runbook.rules import Case
 from kimi_runbook.rules.arguments import count, option
 from kimi_runbook.rules.driver import settled
+from kimi_runbook.rules.fabric import own_addresses
 from kimi_runbook.rules.service import improvised
 
 _MIB = 2**20
@@ -71,7 +72,7 @@ def _unequal(nodes: Sequence[Case]) -> Iterator[Finding]:
     yield from _differ(nodes, "fleet.replica_gpus", _gpus)
     yield from _differ(nodes, "fleet.replica_settings", _settings)
     yield from _differ(nodes, "fleet.mtu", _mtu)
-    yield from _differ(nodes, "fleet.weights", _weights)
+    yield from _differing_weights(nodes)
     yield from _differ(nodes, "fleet.imex_nodes", lambda case: ", ".join(case.snapshot.fabric.imex_nodes or ()) or None)
 
 
@@ -87,15 +88,15 @@ def _apart(nodes: Sequence[Case]) -> Iterator[Finding]:
     """Nodes of one engine whose IMEX daemons run and are not connected; what is still to be started comes first."""
     if not all(settled(case) and _imex_runs(case) for case in nodes):
         return
-    names = {case.expected.address: case.expected.host for case in nodes if case.expected.address}
+    names = {address: case.expected.host for case in nodes for address in own_addresses(case)}
     pairs: dict[frozenset[str], str] = {}
     for case in nodes:
         domain = case.snapshot.fabric.imex_domain
         for node in domain.nodes if domain else ():
             for address, _, status in (peer.partition(" ") for peer in node.apart):
-                if node.host in names and address in names and node.host != address:
+                if node.host in names and address in names and names[node.host] != names[address]:
                     pair = f"{names[node.host]} - {names[address]}: {status}"
-                    pairs.setdefault(frozenset((node.host, address)), pair)
+                    pairs.setdefault(frozenset((names[node.host], names[address])), pair)
     if pairs:
         yield _finding("fleet.imex_apart", "; ".join(sorted(pairs.values())[:4]), "CONNECTED, each with each")
 
@@ -185,14 +186,21 @@ def _mtu(case: Case) -> str | None:
     return None
 
 
-def _weights(case: Case) -> str | None:
-    """Return the revision, else the recorded checksums; None when neither was recorded."""
-    weights = case.snapshot.weights
-    if weights is None:
-        return None
-    if weights.checksums:
-        return ", ".join(f"{file} {digest[:12]}" for file, digest in sorted(weights.checksums.items()))
-    return weights.revision
+def _differing_weights(nodes: Sequence[Case]) -> Iterator[Finding]:
+    """Compare checksums of the files that every node has one recorded of; revisions where there are none of those."""
+    sums = [case.snapshot.weights.checksums or {} for case in nodes if case.snapshot.weights is not None]
+    common = sorted(set.intersection(*map(set, sums))) if sums else []
+    if common:
+        yield from _differ(nodes, "fleet.weights", lambda case: _sums(case, common))
+    else:
+        yield from _differ(
+            nodes, "fleet.weights", lambda case: case.snapshot.weights and case.snapshot.weights.revision
+        )
+
+
+def _sums(case: Case, files: Sequence[str]) -> str | None:
+    found = case.snapshot.weights.checksums if case.snapshot.weights else None
+    return ", ".join(f"{file} {found[file][:12]}" for file in files) if found else None
 
 
 def _cliques(case: Case) -> str | None:

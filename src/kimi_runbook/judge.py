@@ -96,7 +96,8 @@ def judge_host(
     Raises:
         RunbookError: expected is malformed, or names another driver or image than the lock.
     """
-    return _examine(snapshot, _wanted(expected, lock), lock, missing)[0]
+    wanted = _wanted(expected, lock)
+    return _examine(None if snapshot is None else Case(snapshot, wanted, lock), wanted, missing)[0]
 
 
 def judge_fleet(
@@ -144,10 +145,11 @@ def examine_fleet(
     cases: list[Case] = []
     for name in dict.fromkeys([*snapshots, *expected]):
         snapshot, wanted = snapshots.get(name), _wanted(expected.get(name, {"host": name}), lock)
-        found, coverage[name] = _examine(snapshot, wanted, lock, missing.get(name, UNREACHABLE))
+        case = None if snapshot is None else Case(snapshot, wanted, lock, _skipped(flaws.get(name, ())))
+        found, coverage[name] = _examine(case, wanted, missing.get(name, UNREACHABLE))
         findings += (*found, *_flawed(name, flaws.get(name, ())))
-        if snapshot is not None:
-            cases.append(Case(snapshot, wanted, lock))
+        if case is not None:
+            cases.append(case)
     return Judgement(findings=(*findings, *fleet_findings(cases)), coverage=coverage)
 
 
@@ -157,13 +159,14 @@ def _wanted(expected: Mapping[str, object], lock: Lock) -> Expected:
     return wanted
 
 
-def _examine(
-    snapshot: Snapshot | None, wanted: Expected, lock: Lock, missing: str
-) -> tuple[tuple[Finding, ...], Coverage]:
-    if snapshot is None:
+def _skipped(flaws: Sequence[Flaw]) -> frozenset[str]:
+    return frozenset(flaw.section for flaw in flaws if flaw.message)
+
+
+def _examine(case: Case | None, wanted: Expected, missing: str) -> tuple[tuple[Finding, ...], Coverage]:
+    if case is None:
         coverage = Coverage(seen=False, unknown=tuple(check.name for check in CHECKS))
         return (_no_snapshot(wanted.host, missing),), coverage
-    case = Case(snapshot, wanted, lock)
     findings: list[Finding] = []
     unknown: dict[str, str] = {}
     for check in CHECKS:

@@ -12,8 +12,10 @@ from kimi_runbook.reading import Fields, parse_json, read_text
 from kimi_runbook.snapshot import SCHEMA_VERSION, Snapshot
 
 # Sections the judge cannot do without: a host with one of them unread must not be changed.
-_NEEDED = ("os", "packages", "files", "units", "driver", "modules", "network", "runtime", "image", "engine")
+_NEEDED = ("os", "packages", "files", "units", "driver", "gpus", "modules", "network", "runtime", "image", "engine")
 _NOT_JSON = ("container",)  # fields of Snapshot that are no keys of its JSON form
+_WHOLE = "accelerators"  # a section of the module that asks everything: beside it, none may be absent
+_OPTIONAL = ("taken_at", "cut")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +48,11 @@ def read_snapshot(data: Mapping[str, object], source: str = "snapshot") -> Readi
         RunbookError: it is no snapshot of this schema version, or names no host.
     """
     known = {"schema_version", "hostname", *Snapshot.__dataclass_fields__} - set(_NOT_JSON)
-    newer = tuple(Flaw(section=key) for key in map(str, data) if key not in known)
+    others = tuple(Flaw(section=key) for key in map(str, data) if key not in known)
+    if _WHOLE in data:
+        others += tuple(_absent(key) for key in sorted(known - set(map(str, data)) - set(_OPTIONAL)))
     try:
-        return Reading(snapshot=Snapshot.from_json(data, source), flaws=newer)
+        return Reading(snapshot=Snapshot.from_json(data, source), flaws=others)
     except RunbookError:
         kept = {key: data[key] for key in ("schema_version", "hostname") if key in data}
         Snapshot.from_json(kept, source)  # not even these two: no snapshot at all
@@ -62,7 +66,11 @@ def read_snapshot(data: Mapping[str, object], source: str = "snapshot") -> Readi
             flaws.append(Flaw(section=str(key), message=_within(error, source), needed=key in _NEEDED))
         else:
             kept[key] = value
-    return Reading(snapshot=Snapshot.from_json(kept, source), flaws=(*flaws, *newer))
+    return Reading(snapshot=Snapshot.from_json(kept, source), flaws=(*flaws, *others))
+
+
+def _absent(section: str) -> Flaw:
+    return Flaw(section=section, message=f"{section}: absent, expected an answer", needed=section in _NEEDED)
 
 
 def _within(error: RunbookError, source: str) -> str:

@@ -65,7 +65,8 @@ def _row(host: str, snapshot: Snapshot | None, findings: Sequence[Finding], lock
     engine = "stopped" if container and not container.running else "running" if container else "absent"
     if any(code.startswith("engine.") and code != "engine.restarted" for code in engine_codes) and engine == "running":
         engine = "differs"
-    image = "present" if snapshot.image and snapshot.image.present else "absent"
+    absent = not (snapshot.image and snapshot.image.present) or "image.absent" in engine_codes
+    image = "absent" if absent else "present"
     if "runtime.silent" in engine_codes:  # nobody could tell
         image, engine = "unknown", "unknown"
     return (

@@ -15,11 +15,16 @@ def other_kernel(**versions: Any) -> dict[str, Any]:
     }
 
 
-def pinned(pin: str, priority: int | None = 1001) -> dict[str, Any]:
-    entry = {"package": "nvidia-* libnvidia-*", "pin": pin, "priority": priority}
+def pinned(pin: str, priority: int | None = 1001, *, package: str = "nvidia-* libnvidia-*") -> dict[str, Any]:
+    entry = {"package": package, "pin": pin, "priority": priority}
     return {"pins": [{"path": "/etc/apt/preferences.d/site", "sha256": "0" * 64, "entries": [entry]}]}
 
 
+def untrusted() -> dict[str, Any]:
+    return {"driver|secure_boot": True, "driver|key_enrolled": False}
+
+
+UNLOADED = {"driver|loaded": None, "driver|smi_rc": None, "gpus": []}
 LATE = {"driver|loaded": OLD, "driver|smi_rc": 18}
 DRIVER: list[tuple[str, dict[str, Any], list[str], str]] = [
     ("healthy", {}, [], "ok"),
@@ -34,6 +39,14 @@ DRIVER: list[tuple[str, dict[str, Any], list[str], str]] = [
         "initramfs-of-a-driver-to-be-loaded",
         {**LATE, "driver|initramfs": [{"kernel": KERNEL, "versions": [OLD, TARGET]}]},
         ["driver.reboot", "driver.initramfs"],
+        "reboot",
+    ),
+    ("built-and-not-trusted", {**UNLOADED, **untrusted()}, ["driver.secure_boot", "driver.reboot"], "stop"),
+    ("signed-as-it-came", {**UNLOADED, **untrusted(), "driver|dkms": []}, ["driver.reboot"], "reboot"),
+    (
+        "loaded-all-the-same",
+        {"driver|params_wanted": {"CreateImexChannel0": "0"}, **untrusted()},
+        ["driver.reboot"],
         "reboot",
     ),
     ("initramfs-of-another-kernel", {"driver|initramfs": [{"kernel": "5.15.0", "versions": [OLD]}]}, [], "ok"),
@@ -119,6 +132,10 @@ DRIVER: list[tuple[str, dict[str, Any], list[str], str]] = [
     ("pin-of-the-version", pinned(f"version {TARGET}-*"), [], "ok"),
     ("pin-of-a-repository", pinned("release l=NVIDIA CUDA", 600), [], "ok"),
     ("pin-that-forbids", pinned("origin packages.example", -1), ["driver.pin"], "ok"),
+    ("pin-that-forbids-another-version", pinned("version 590.*", -1), [], "ok"),
+    ("pin-that-forbids-this-version", pinned("version 580.*", -1), ["driver.pin"], "ok"),
+    ("pin-that-forbids-a-toolkit", pinned("version *", -1, package="nvidia-container-toolkit*"), [], "ok"),
+    ("stream-that-follows-the-newest", pinned("stream open-dkms", None), ["driver.pin"], "ok"),
     ("pin-of-nvlsm", pinned("version 2025.*"), [], "ok"),
     ("stream-of-another-branch", pinned("stream 570-open", None), ["driver.pin"], "ok"),
     ("stream-of-the-branch", pinned("stream 580-open", None), [], "ok"),

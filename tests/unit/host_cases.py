@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from driver_cases import LATE
-from whole_host import TARGET, b300
+from whole_host import DOMAIN, TARGET, b300
 
 UPDATES = "unattended-upgrades.service"
 
 
 def xid(code: int) -> dict[str, Any]:
     text = f"NVRM: Xid (PCI:0000:1b:00): {code}, pid=4242, name=python3"
+    return {"kernel_log|lines": [{"at": "2026-11-30T13:00:00Z", "kind": "xid", "text": text}]}
+
+
+def recovery(change: str) -> dict[str, Any]:
+    text = f"NVRM: Xid (PCI:0000:1b:00): 154, GPU recovery action changed from {change}"
     return {"kernel_log|lines": [{"at": "2026-11-30T13:00:00Z", "kind": "xid", "text": text}]}
 
 
@@ -32,6 +37,9 @@ GPUS: list[tuple[str, dict[str, Any], list[str], str]] = [
         ["gpu.arch"],
         "stop",
     ),
+    ("ecc-untold-of-one", {"gpus|3|ecc": None}, ["snapshot.unknown"], "ok"),
+    ("remap-untold-of-one", {"gpus|3|remap": None}, ["snapshot.unknown"], "ok"),
+    ("processes-untold-of-one", {"gpus|3|processes": None}, ["snapshot.unknown"], "ok"),
     ("ecc-off", {"gpus|3|ecc|mode": "Disabled"}, ["gpu.ecc_off"], "ok"),
     ("ecc-errors", {"gpus|3|ecc|uncorrected_volatile": 2}, ["gpu.ecc_errors"], "ok"),
     ("remap-failed", {"gpus|3|remap": {"pending": False, "failed": True}}, ["gpu.remap_failed"], "stop"),
@@ -51,6 +59,8 @@ GPUS: list[tuple[str, dict[str, Any], list[str], str]] = [
     ),
     ("xid-fatal", xid(79), ["gpu.xid_fatal"], "stop"),
     ("xid-warned", xid(74), ["gpu.xid"], "ok"),
+    ("xid-asks-for-a-reboot", recovery("0x0 (None) to 0x2 (Node Reboot Required)"), ["gpu.xid_fatal"], "stop"),
+    ("xid-asks-for-nothing-more", recovery("0x1 (GPU Reset Required) to 0x0 (None)"), ["gpu.xid"], "ok"),
     ("xid-nobody-knows", xid(999), ["gpu.xid"], "ok"),
     ("xid-of-a-program", xid(31), ["gpu.xid_application"], "ok"),
 ]
@@ -75,6 +85,8 @@ FABRIC: list[tuple[str, dict[str, Any], list[str], str]] = [
     ("imex-list-without-a-rack", {"fabric|imex_nodes": ["192.0.2.11"]}, ["fabric.imex_unwanted"], "ok"),
 ]
 
+FABRIC_ROW = {"index": 0, "state": "Completed", "status": "Success", "cluster_uuid": DOMAIN, "clique_id": "7"}
+OTHER_DOMAIN = "5f3c0e9a-1b2d-4c3e-9f10-aabbccddeeff"
 IMEX_LATE = ["driver.reboot", "fabric.pending"]
 IMEX_PEERS = ["fabric.imex_peers"]
 RACK: list[tuple[str, dict[str, Any], list[str], str]] = [
@@ -86,6 +98,20 @@ RACK: list[tuple[str, dict[str, Any], list[str], str]] = [
         ["fabric.no_domain"],
         "stop",
     ),
+    ("two-cliques", {"fabric|gpus|1|clique_id": "8"}, ["fabric.split"], "stop"),
+    ("two-clusters", {"fabric|gpus|3|cluster_uuid": OTHER_DOMAIN}, ["fabric.split"], "stop"),
+    ("fabric-of-two-gpus-alone", {"fabric|gpus": [FABRIC_ROW, FABRIC_ROW | {"index": 1}]}, ["snapshot.unknown"], "ok"),
+    (
+        "imex-over-another-interface",
+        {
+            "network|addresses|eth9": ["198.51.100.7/24"],
+            "fabric|imex_nodes|0": "198.51.100.7",
+            "fabric|imex_domain|nodes|0|host": "198.51.100.7",
+        },
+        [],
+        "ok",
+    ),
+    ("imex-untold", {"fabric|services|nvidia-imex|active": "unknown"}, ["snapshot.unknown"], "ok"),
     ("no-channel", {"fabric|imex_channels": []}, ["fabric.imex_channel"], "stop"),
     ("not-in-the-list", {"fabric|imex_nodes": ["192.0.2.12"]}, ["fabric.imex_self"], "stop"),
     (
@@ -126,6 +152,12 @@ def asks(**settings: str) -> dict[str, Any]:
     return {"engine|container|env": {"VLLM_HOST_IP": "192.0.2.11", **settings}}
 
 
+def failed(probe: str) -> dict[str, Any]:
+    return {"errors": [{"probe": probe, "message": "no answer within 10 s"}]}
+
+
+UNKNOWN_UNIT = {"load": "unknown", "active": "unknown", "enabled": "unknown"}
+UNANSWERED = ["snapshot.probe_failed", "snapshot.unanswered"]
 HOST: list[tuple[str, dict[str, Any], list[str], str]] = [
     ("aer", line("pcie-aer"), ["kernel.log"], "ok"),
     ("oom", line("oom"), ["kernel.log_processes"], "ok"),
@@ -211,6 +243,25 @@ HOST: list[tuple[str, dict[str, Any], list[str], str]] = [
     ),
     ("loaded-at-the-end-of-time", {"driver|init_complete_s": 1e300}, ["snapshot.unknown"], "ok"),
     ("booted-at-the-end-of-time", {"boot|booted_at": "9999-12-31T23:59:59Z"}, ["snapshot.unknown"], "ok"),
+    (
+        "modinfo-hangs",
+        {**failed("modinfo"), "driver|on_disk": None, "driver|license": None},
+        UNANSWERED,
+        "stop",
+    ),
+    (
+        "package-manager-silent",
+        {**failed("packages"), "packages": {"nvidia-kernel-open-dkms": None, "docker.io": None}},
+        [*UNANSWERED, "snapshot.unknown"],
+        "stop",
+    ),
+    ("systemctl-hangs", {**failed("systemctl"), "units|docker.service": UNKNOWN_UNIT}, UNANSWERED, "stop"),
+    (
+        "rdma-devices-untold",
+        {**failed("rdma_devices"), "rdma_devices": [], **asks(NCCL_NET="IB")},
+        ["snapshot.probe_failed", "snapshot.unknown"],
+        "ok",
+    ),
     ("fixed-gid", {"engine|container|env|NCCL_IB_GID_INDEX": "3"}, ["interconnect.caution"], "ok"),
     ("old-toolkit-package", {"runtime|toolkit|libnvidia-container1": "1.19.0-1"}, ["runtime.toolkit_mixed"], "ok"),
     ("docker-and-toolkit", {"runtime|docker_version": "29.1.0"}, ["runtime.known_pair"], "ok"),

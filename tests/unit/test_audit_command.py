@@ -51,6 +51,39 @@ def test_a_lock_alone_is_enough(site: Path, capsys: pytest.CaptureFixture[str]) 
     assert document["plan"]["hosts"] == {"k3-a": []}
 
 
+def test_a_lock_alone_misses_the_toolkit(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The snapshot tells of the toolkit's packages whether or not somebody asked for them by name."""
+    data = b300()
+    del data["runtime"]["toolkit"]["libnvidia-container1"]
+    write(site / "k3-a.json", data)
+    assert audit(site, "k3-a.json", more=("--json",)) == 1
+    document = printed(capsys)
+    assert [(one["code"], one["observed"]) for one in document["findings"]] == [
+        ("package.missing", "libnvidia-container1 not installed")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("section", "code", "checks"),
+    [
+        ("rdma_devices", "snapshot.section_skipped", {"network.rdma_ports", "network.memlock", "network.iommu"}),
+        ("gpus", "snapshot.section_unreadable", {"gpus.memory_errors", "gpus.users"}),
+    ],
+)
+def test_a_part_that_was_cut_off(
+    site: Path, capsys: pytest.CaptureFixture[str], section: str, code: str, checks: set[str]
+) -> None:
+    """A part that is not there says nothing: no port is missing, and its checks count as unknown."""
+    data = b300()
+    del data[section]
+    data["engine"]["container"]["env"]["NCCL_NET"] = "IB"
+    write(site / "k3-a.json", data)
+    audit(site, "k3-a.json", more=("--json",))
+    document = printed(capsys)
+    assert {one["code"] for one in document["findings"]} == {code, "snapshot.unknown"}
+    assert checks <= set(document["coverage"]["k3-a"]["unknown"])
+
+
 def test_a_lock_alone_finds_an_old_driver(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = b300()
     data["driver"] |= {"on_disk": OLD, "loaded": OLD}
@@ -80,7 +113,7 @@ def test_one_file_cut_off_among_others(site: Path, capsys: pytest.CaptureFixture
 PARTS = [
     ("driver", "yes", "snapshot.section_unreadable", "stop"),
     ("packages", ["a"], "snapshot.section_unreadable", "stop"),
-    ("gpus", {"a": 1}, "snapshot.section_skipped", "stop"),  # a host that shows no GPU is short of eight
+    ("gpus", {"a": 1}, "snapshot.section_unreadable", "stop"),
     ("clock", 7, "snapshot.section_skipped", "ok"),
     ("kernel_log", {"readable": "perhaps"}, "snapshot.section_skipped", "ok"),
     ("quantum_links", {"a": 1}, "snapshot.newer", "ok"),

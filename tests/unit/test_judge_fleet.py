@@ -60,6 +60,7 @@ CASES: list[tuple[str, Json, list[str], str]] = [
     ),
     ("mtu", {"network|mtu|eth0": 1500}, ["fleet.mtu"], "k3-a: 9000; k3-b: 1500"),
     ("weights", {"weights|revision": "def"}, ["fleet.weights"], "k3-a: abc; k3-b: def"),
+    ("weights-with-checksums-on-one", {"weights|checksums": {"a.safetensors": "1" * 64}}, [], ""),
     ("what-one-does-not-tell", {"weights|revision": None, "network|mtu": {}, "driver|loaded": None}, [], ""),
     ("small-memory", {"gpus": gpus(memory_total_mib=1000)}, [], ""),
 ]

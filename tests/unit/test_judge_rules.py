@@ -38,6 +38,17 @@ def test_a_healthy_host_leaves_no_question_open() -> None:
     assert judged.coverage["k3-a"].run == len(CHECKS) == len({check.name for check in CHECKS})
 
 
+def test_a_peermem_of_another_ofed_is_built_again_not_loaded_again() -> None:
+    text = "nvidia_peermem: disagrees about version of symbol ib_register_peer_memory_client"
+    changes = {
+        "rdma|ofed": "OFED-internal-25.07-0.9.7",
+        "kernel_log|lines": [{"at": "2026-11-30T13:00:00Z", "kind": "module", "text": text}],
+    }
+    findings = examine(changes, modules=[{"role": "rdma", "name": "nvidia_peermem"}]).findings
+    assert codes(findings) == ["module.unloaded", "rdma.peermem_symbols"]
+    assert text in findings[1].observed and f"dkms install nvidia/{TARGET}" in findings[1].next_step
+
+
 # Each part that may be missing, and the check that then counts as unknown.
 UNTOLD = [
     ("driver|initramfs", "driver.initramfs"),

@@ -189,14 +189,35 @@ def test_without_a_journal_the_kernels_buffer_answers(tmp_path):
     assert seen["lines"] == [{"at": "2025-11-30T11:00:00Z", "kind": "xid", "text": XID}]
 
 
-def test_a_chatty_kernel_loses_the_oldest_lines_but_not_the_load(tmp_path):
+STORM = [f"2025-11-30T11:{n // 60:02}:{n % 60:02}+0000 h kernel: pcieport 0: AER: error {n}" for n in range(2000)]
+
+
+def test_a_chatty_kernel_loses_the_oldest_lines_but_neither_the_load_nor_an_xid(tmp_path):
+    """A GPU that falls off the bus says so once; the lines of its PCIe port go on and on."""
     tree = Tree(tmp_path)
-    lines = [f"2025-11-30T11:{n // 60:02}:{n % 60:02}+0000 h kernel: mlx5_core 0: port {n}" for n in range(250)]
-    tree.say("journalctl --dmesg", "\n".join([f"2025-11-30T10:54:00+0000 h kernel: {LOADING}", *lines]))
+    first = [f"2025-11-30T10:54:00+0000 h kernel: {LOADING}", f"2025-11-30T10:59:00+0000 h kernel: {XID}"]
+    tree.say("journalctl --dmesg", "\n".join([*first, *STORM[:250]]))
     seen = kernel_log_probe.kernel_log(tree.probe())
-    assert (len(seen["lines"]), seen["cut"]) == (200, 51)
-    assert seen["lines"][0]["text"] == LOADING
-    assert seen["lines"][-1]["text"].endswith("port 249")
+    assert [row["text"] for row in seen["lines"][:2]] == [LOADING, XID]
+    assert (len(seen["lines"]), seen["cut"]) == (42, 210)
+    assert seen["lines"][-1]["text"].endswith("error 249")
+
+
+def test_an_xid_behind_more_lines_than_are_asked_for_is_asked_for_alone(tmp_path):
+    tree = Tree(tmp_path)
+    journal = "journalctl --dmesg --boot --utc --output short-iso --no-pager --quiet --lines 2000 --grep"
+    tree.say(journal, "\n".join(STORM))
+    tree.say(f"{journal} NVRM: Xid|NVRM: loading NVIDIA UNIX", f"2025-11-30T10:59:00+0000 h kernel: {XID}\n")
+    assert kernel_log_probe.kernel_log(tree.probe())["lines"][0]["kind"] == "xid"
+
+
+@pytest.mark.parametrize(
+    "text", ["firmware version: 28.43.2026", "Port module event: module 0, Cable plugged", "eth2: Link up"]
+)
+def test_what_a_network_card_says_at_every_boot_is_no_trouble(tmp_path, text):
+    tree = Tree(tmp_path)
+    tree.say("journalctl --dmesg", f"2025-11-30T11:00:00+0000 h kernel: mlx5_core 0000:05:00.0: {text}\n")
+    assert kernel_log_probe.kernel_log(tree.probe())["lines"] == []
 
 
 @pytest.mark.parametrize(
@@ -205,7 +226,9 @@ def test_a_chatty_kernel_loses_the_oldest_lines_but_not_the_load(tmp_path):
         ("pcieport 0000:00:01.0: AER: Corrected error message received", "pcie-aer"),
         ("DMAR: DRHD: handling fault status reg 2 error", "iommu"),
         ("python3[12]: segfault at 0 ip 00 sp 00 error 4 in libcuda.so.580.95.05", "segfault"),
-        ("nvidia: version magic '6.8.0-90 SMP' should be '6.8.0-101 SMP'", "nvrm"),
+        ("nvidia: version magic '6.8.0-90 SMP' should be '6.8.0-101 SMP'", "module"),
+        ("nvidia_peermem: disagrees about version of symbol ib_register_peer_memory_client", "module"),
+        ("mlx5_core 0000:05:00.0: Port module event[error]: module 0, Cable error, Bus stuck", "mlx5"),
         ("mlx5_core 0000:05:00.0 eth2: Link down", "mlx5"),
     ],
 )

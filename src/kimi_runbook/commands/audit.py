@@ -137,6 +137,8 @@ def _refuse_twice(path: Path, found: Mapping[str, Reading | str], loaded: Mappin
 def _by_lock(host: str, snapshot: Snapshot | None, lock: Lock) -> dict[str, object]:
     """Return what a lock alone asks of a host. Packages the snapshot did not ask for are left out: they are unknown."""
     seen = snapshot.packages if snapshot is not None else {}
+    toolkit = snapshot is not None and snapshot.runtime.toolkit is not None and lock.image.cuda is not None
+    told = {*seen, *(lock.toolkit.packages if toolkit else ())}
     wanted = dict.fromkeys(lock.toolkit.packages, ("container_runtime", lock.toolkit.version))
     wanted |= {name: ("gpu_driver", version) for name, version in lock.driver.companions.items()}
     os_ = snapshot.os if snapshot is not None else None
@@ -149,7 +151,7 @@ def _by_lock(host: str, snapshot: Snapshot | None, lock: Lock) -> dict[str, obje
             "bytes_needed": int(lock.image.size_bytes * data_file("platform.yml").number("image_space_factor")),
         },
         "packages": [
-            {"role": role, "name": name, "version": version} for name, (role, version) in wanted.items() if name in seen
+            {"role": role, "name": name, "version": version} for name, (role, version) in wanted.items() if name in told
         ],
     }
     locked = (lock.os or "").partition(" ")

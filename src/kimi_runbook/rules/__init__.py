@@ -21,11 +21,16 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One host to be judged: what is, what is asked of it, and the lock."""
+    """One host to be judged: what is, what is asked of it, and the lock.
+
+    Attributes:
+        skipped: Sections of the snapshot that were left out when it was read: what they hold here says nothing.
+    """
 
     snapshot: Snapshot
     expected: Expected
     lock: Lock
+    skipped: frozenset[str] = frozenset()
 
     @property
     def hardware(self) -> Fields:
@@ -42,6 +47,21 @@ class Case:
         """Whether the snapshot comes from a module that asks everything; one before it is judged by what it has."""
         seen = self.snapshot
         return seen.kernel.running is not None or seen.accelerators is not None or seen.kernel_log is not None
+
+    def told(self, section: str) -> bool:
+        """Whether a section of the snapshot was asked, answered and read, so that an empty one means: nothing there."""
+        return section not in self.skipped and not self.failed(section)
+
+    def failed(self, *probes: str) -> str:
+        """Return what the first of these probes failed with, in words; empty when none of them did."""
+        found = (error for error in self.snapshot.errors if error.probe.partition(" ")[0] in probes)
+        return next((f"{error.probe}: {error.message or 'no answer'}" for error in found), "")
+
+    def unanswered(self, question: str, failure: str) -> Finding:
+        """Build the finding for a question that decides about a change and got no answer."""
+        return self.finding(
+            "snapshot.unanswered", observed=failure, expected=f"an answer: {question}", subject=question
+        )
 
     def finding(
         self, code: str, *, observed: str, expected: str, subject: str = "", role: str | None = None

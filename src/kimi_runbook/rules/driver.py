@@ -6,6 +6,7 @@ import re
 
 from kimi_runbook.driver_state import stale_initramfs
 from kimi_runbook.driver_verdict import DriverVerdict, activation_after, driver_verdict, foreign_holders
+from kimi_runbook.findings import Finding
 from kimi_runbook.hardware_facts import DriverFacts
 from kimi_runbook.reading import data_file
 from kimi_runbook.rules import Case, Check, Outcome, Unknown
@@ -14,12 +15,17 @@ _SMI = "nvidia-smi"
 
 
 def decide(case: Case) -> DriverVerdict | None:
-    """Return the driver verdict of this host; None where no driver is asked for."""
+    """Return the driver verdict of this host; None where no driver is asked for, or nobody could tell what is there."""
     target = case.expected.driver_version
-    if target is None:
+    if target is None or unanswered(case):
         return None
     wanted = {"version": target, "activation": case.expected.driver_activation}
     return driver_verdict(case.snapshot, wanted, case.lock.driver.flavour)
+
+
+def unanswered(case: Case) -> str:
+    """Return why nobody could tell which module is on disk, in words; empty where it was told."""
+    return case.failed("modinfo") if case.snapshot.driver.on_disk is None else ""
 
 
 def settled(case: Case) -> bool:
@@ -32,6 +38,8 @@ def _verdict(case: Case) -> Outcome:
     """Yield the driver's finding, the activation that follows an installation, and stop codes."""
     target, driver = case.expected.driver_version, case.snapshot.driver
     decided = decide(case)
+    if target is not None and unanswered(case):
+        yield case.unanswered("which driver is on disk", unanswered(case))
     if target is None or decided is None:
         return
     wanted = {"version": target, "activation": case.expected.driver_activation}
@@ -75,6 +83,8 @@ def _stops(case: Case, decided: DriverVerdict) -> Outcome:
                 observed=f"an installation by .run file ({traces})",
                 expected="packages of the locked version",
             )
+    elif driver.loaded != case.expected.driver_version and _refused_at_load(case):
+        yield _untrusted(case, "not enrolled")
     container = case.snapshot.container
     own = (container.pid,) if container and container.pid else ()
     for holder in foreign_holders(driver.holders, own):
@@ -86,15 +96,25 @@ def _stops(case: Case, decided: DriverVerdict) -> Outcome:
         )
 
 
+def _refused_at_load(case: Case) -> bool:
+    """Whether the module on disk was built on the host and its key is not enrolled: no boot would load it."""
+    driver = case.snapshot.driver
+    return bool(driver.secure_boot) and driver.key_enrolled is False and driver.dkms != () and not _precompiled(case)
+
+
+def _untrusted(case: Case, key: str) -> Finding:
+    return case.finding(
+        "driver.secure_boot",
+        observed=f"Secure Boot on, signing key {key}",
+        expected="the key of local modules enrolled, or Secure Boot off",
+    )
+
+
 def _built_here(case: Case) -> Outcome:
     """Judge what a module that is built on the host needs: a key the firmware trusts, and headers."""
     enabled, enrolled = case.snapshot.driver.secure_boot, case.snapshot.driver.key_enrolled
     if enabled and not enrolled:
-        yield case.finding(
-            "driver.secure_boot",
-            observed="Secure Boot on, signing key " + ("unknown" if enrolled is None else "not enrolled"),
-            expected="the key of local modules enrolled, or Secure Boot off",
-        )
+        yield _untrusted(case, "unknown" if enrolled is None else "not enrolled")
     elif enabled is None and case.complete:
         yield case.finding(
             "driver.secure_boot_unknown", observed="whether Secure Boot is on could not be told", expected="an answer"

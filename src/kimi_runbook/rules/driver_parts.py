@@ -11,7 +11,7 @@ from kimi_runbook.rules import Case, Check, Outcome, Unknown
 from kimi_runbook.rules.driver import settled
 from kimi_runbook.versions import is_driver_version, same_build, upstream_of
 
-_BRANCH = re.compile(r"[3-9]\d\d\.")  # below 300 a version is no driver's: kernels, tools and other libraries have such numbers
+_BRANCH = re.compile(r"[3-9]\d\d\.")  # below 300 it is no driver's: kernels, tools, other libraries have such numbers
 _GENERATED = ("/var/run/cdi/", "/run/cdi/")  # what nvidia-ctk writes; /etc/cdi is written by hand (CDI, pkg/cdi/doc.go)
 
 

@@ -39,7 +39,7 @@ def _services(case: Case) -> Outcome:
     fabric, kind = case.snapshot.fabric, _kind(case)
     if kind == "none":
         return
-    if not fabric.services:
+    if not fabric.services or case.failed("packages"):
         yield Unknown("fabric: services")
         return
     for name in _needed(kind):
@@ -57,10 +57,12 @@ def _services(case: Case) -> Outcome:
                 else f"{name}, as {kind} hosts need it; the lock names none",
                 subject=f"{right}={version}" if version else f"{name}, and name it in the lock's companions,",
             )
+        elif service.active in (None, "unknown"):
+            yield Unknown(f"fabric: {name}")
         elif service.active != "active":
             yield case.finding(
                 "fabric.service",
-                observed=f"{name} {service.active or 'unknown'}",
+                observed=f"{name} {service.active}",
                 expected="active",
                 subject=name,
             )
@@ -105,6 +107,8 @@ def _state(case: Case) -> Outcome:
         )
     elif kind == "rack":
         yield from _domain(case, rows)
+    if len(rows) < len(case.snapshot.gpus):
+        yield Unknown("fabric: gpus")
 
 
 def _due(case: Case) -> bool:
@@ -123,6 +127,10 @@ def _domain(case: Case, rows: tuple[GpuFabric, ...]) -> Outcome:
                 observed=f"{label} {', '.join(sorted(values)) or 'unknown'}",
                 expected=f"a {label} that is not zero, on every GPU",
             )
+        elif len(values) > 1:
+            yield case.finding(
+                "fabric.split", observed=f"{label} {', '.join(sorted(values))}", expected="one for all GPUs of the host"
+            )
 
 
 def _imex(case: Case) -> Outcome:
@@ -140,13 +148,19 @@ def _imex(case: Case) -> Outcome:
         yield case.finding("fabric.imex_channel", observed="no IMEX channel", expected="channel 0 at least")
     if nodes is None:
         yield Unknown("fabric: imex_nodes")
-    elif case.expected.address and case.expected.address not in nodes:
+    elif case.expected.address and not own_addresses(case) & set(nodes):
         yield case.finding(
             "fabric.imex_self",
             observed=f"the node list has {_some(list(nodes)) or 'no address'}",
             expected=case.expected.address,
         )
     yield from _imex_domain(case)
+
+
+def own_addresses(case: Case) -> frozenset[str]:
+    """Return every address of the host: IMEX may use another interface than the engine."""
+    found = (address for several in case.snapshot.network.addresses.values() for address in several)
+    return frozenset({case.expected.address or "", *(address.partition("/")[0] for address in found)}) - {""}
 
 
 def _imex_domain(case: Case) -> Outcome:
@@ -156,16 +170,17 @@ def _imex_domain(case: Case) -> Outcome:
         if service is not None and service.active == "active":
             yield Unknown("fabric: imex_domain")
         return
+    own = own_addresses(case)
     for node in domain.nodes:
-        if node.host == case.expected.address and node.status != _IMEX_READY:
+        if node.host in own and node.status != _IMEX_READY:
             yield case.finding(
                 "fabric.imex_not_ready" if settled(case) and not _due(case) else "fabric.pending",
                 observed=f"IMEX on this host is {node.status or 'unknown'}, the domain {domain.status or 'unknown'}",
                 expected=f"{_IMEX_READY}, as nvidia-imex-ctl -N says it",
             )
-    if case.expected.address not in {node.host for node in domain.nodes}:
+    if not own & {node.host for node in domain.nodes}:
         yield Unknown("fabric: imex_domain")
-    others = [node for node in domain.nodes if node.host != case.expected.address]
+    others = [node for node in domain.nodes if node.host not in own]
     away = [f"{node.host} {node.status or 'unknown'}" for node in others if node.status != _IMEX_READY]
     away += [f"{node.host} - {peer}" for node in domain.nodes if node.status == _IMEX_READY for peer in node.apart]
     if away:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from kimi_runbook.driver_verdict import process_matches
 from kimi_runbook.hardware_facts import KernelLine
@@ -29,7 +30,9 @@ def _platform(case: Case) -> Outcome:
             "gpu.arch", observed=f"an {arch} host", expected=f"{hardware.text('arch')}, as {case.lock.platform} has it"
         )
     names = [gpu.name for gpu in case.snapshot.gpus]
-    answered = case.snapshot.driver.smi_rc == 0 and settled(case)  # a driver to be changed may see none
+    answered = (
+        case.snapshot.driver.smi_rc == 0 and settled(case) and case.told("gpus")
+    )  # a driver to be changed may see none
     on_bus = case.snapshot.accelerators
     vendor = _VENDORS.get(hardware.text("generation"), _MAKERS["NVIDIA"])
     seen = len(names) if answered else None
@@ -60,8 +63,10 @@ def _platform(case: Case) -> Outcome:
 
 def _memory_errors(case: Case) -> Outcome:
     gpus = case.snapshot.gpus
-    if gpus and all(gpu.ecc is None for gpu in gpus):
+    if not case.told("gpus") or any(gpu.ecc is None or gpu.ecc.uncorrected_volatile is None for gpu in gpus):
         yield Unknown("gpus: ecc")
+    elif any(gpu.remap is None for gpu in gpus):
+        yield Unknown("gpus: remap")
     for gpu in gpus:
         name, ecc, remap = f"GPU {gpu.index}", gpu.ecc, gpu.remap
         if ecc is not None and (ecc.mode or "").lower() == "disabled":
@@ -89,8 +94,9 @@ def _memory_errors(case: Case) -> Outcome:
 def _users(case: Case) -> Outcome:
     """Memory used by whom: the engine and the driver's own daemons may, nobody else."""
     gpus, idle = case.snapshot.gpus, data_file("platform.yml").integer("idle_gpu_memory_mib")
-    if gpus and all(gpu.processes is None for gpu in gpus):
+    if not case.told("gpus") or any(gpu.processes is None for gpu in gpus):
         yield Unknown("gpus: processes")
+    if gpus and all(gpu.processes is None for gpu in gpus):
         return
     container = case.snapshot.container
     served = container is not None and container.running
@@ -130,6 +136,9 @@ def _xid(case: Case) -> Outcome:
     for code, lines in seen.items():
         entry = data_file("xid.yml").optional_fields(code)
         kind, meaning = (entry.text("kind"), entry.text("meaning")) if entry else ("warn", "not in data/xid.yml")
+        worse = entry.optional_text("fatal_when") if entry else None
+        if worse is not None and any(re.search(worse, line.text or "") for line in _last_of_each(lines)):
+            kind = "fatal"
         yield case.finding(
             _OF_XID_KIND[kind],
             observed=f"Xid {code} ({meaning}) on {', '.join(sorted({pci for pci, _ in lines}))}, "
@@ -138,6 +147,11 @@ def _xid(case: Case) -> Outcome:
             expected="no Xid since the boot",
             subject=code,
         )
+
+
+def _last_of_each(lines: Sequence[tuple[str, KernelLine]]) -> Iterable[KernelLine]:
+    """Return the last line about each GPU."""
+    return dict(lines).values()
 
 
 CHECKS = (

@@ -18,6 +18,9 @@ _CAUTIONS = ("fixed_gid", "hca_prefix")
 
 def _ports(case: Case) -> Outcome:
     """A port that is down among others that are up; a host with none up uses no RDMA, or says so elsewhere."""
+    if not case.told("rdma_devices"):
+        yield Unknown("rdma_devices")
+        return
     ports = case.snapshot.rdma_devices
     up = [port for port in ports if port.state == "ACTIVE"]
     yield from _all_down(case)
@@ -102,11 +105,29 @@ def _peermem(case: Case) -> Outcome:
             observed="no OFED, the kernel's own mlx5",
             expected="DOCA-OFED where nvidia_peermem is asked",
         )
+    else:
+        yield from _symbols(case)
+
+
+def _symbols(case: Case) -> Outcome:
+    """A module built against another OFED than the one that runs: it is refused until the driver is built again."""
+    log = case.snapshot.kernel_log
+    lines = [line.text or "" for line in (log.lines if log else ()) if line.kind == "module"]
+    refused = [text for text in lines if "nvidia_peermem" in text and "symbol" in text]
+    if refused:
+        yield case.finding(
+            "rdma.peermem_symbols",
+            observed=" ".join(refused[-1].split())[:160],
+            expected=f"a module built against {case.snapshot.rdma.ofed}",
+            subject=case.expected.driver_version or "VERSION",
+        )
 
 
 def _memlock(case: Case) -> Outcome:
     """The places that set the limit; only where there is something to pin memory for."""
     memlock = case.snapshot.memlock
+    if not case.told("rdma_devices"):
+        yield Unknown("rdma_devices")
     if not case.snapshot.rdma_devices:
         return
     if memlock.limits_conf is None or memlock.systemd_default is None:
@@ -124,6 +145,8 @@ def _memlock(case: Case) -> Outcome:
 def _iommu(case: Case) -> Outcome:
     """On bare metal the IOMMU passes through and PCIe switches do not redirect; Grace needs some of it: left out."""
     iommu = case.snapshot.iommu
+    if not case.told("rdma_devices"):
+        yield Unknown("rdma_devices")
     if not case.snapshot.rdma_devices or case.snapshot.os.arch != "x86_64":
         return
     if iommu.enabled is None:

@@ -47,15 +47,29 @@ def _preferences(case: Case) -> Iterator[tuple[str, str]]:
 def _contradicts(case: Case, entry: PinEntry) -> bool:
     """Whether a pin keeps the locked driver away: another version or branch asked for, or the package forbidden."""
     if entry.priority is not None and entry.priority < 0:
-        return True
+        return _forbids(case, entry)
     stream = _STREAM.match(entry.pin)
     if stream is not None:
         return stream["branch"] != case.lock.driver.branch
+    if entry.pin.startswith("stream "):
+        return True  # latest-dkms, open-dkms: it follows the newest branch
     kind, _, pattern = entry.pin.partition(" ")
     if kind != "version" or not _DRIVER_VERSION.match(pattern):
         return False
     names = (case.lock.driver.version, case.lock.driver.package_version.rpartition(":")[2])
     return not any(fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}*") for name in names)
+
+
+def _forbids(case: Case, entry: PinEntry) -> bool:
+    """Whether a pin that forbids packages forbids the locked driver: its version, or a place it may come from."""
+    known = re.compile(data_file("platform.yml").text("driver_package_pattern"))
+    if not any(known.search(name) for name in entry.package.split()):
+        return False
+    kind, _, pattern = entry.pin.partition(" ")
+    if kind == "version":
+        versions = (case.lock.driver.version, case.lock.driver.package_version.rpartition(":")[2])
+        return any(fnmatchcase(version, pattern) for version in versions)
+    return True  # a place it may come from
 
 
 def _locks(case: Case) -> Iterator[tuple[str, str]]:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from kimi_runbook.driver_verdict import same_version
 from kimi_runbook.expected import ExpectedFile, ExpectedPackage, ExpectedUnit
-from kimi_runbook.reading import canonical_json
+from kimi_runbook.host_facts import PackageFacts
+from kimi_runbook.reading import canonical_json, data_file
 from kimi_runbook.rules import Case, Check, Outcome
 
 # States in which a unit is there after a boot; "enabled-runtime" is not. Source: systemctl(1), is-enabled.
@@ -15,6 +16,10 @@ _MOST_NAMED = 3  # settings of one file that a finding names
 
 
 def _packages(case: Case) -> Outcome:
+    silent = case.failed("packages")
+    if silent and case.expected.packages:
+        yield case.unanswered("which packages are installed", silent)
+        return
     for package in case.expected.packages:
         yield from _package(case, package)
 
@@ -25,8 +30,18 @@ def _files(case: Case) -> Outcome:
 
 
 def _units(case: Case) -> Outcome:
+    silent = [unit.name for unit in case.expected.units if _load(case, unit) == "unknown"]
+    if silent:
+        told = case.failed("systemctl") or f"systemctl says nothing of {', '.join(silent[:_MOST_NAMED])}"
+        yield case.unanswered("the state of units", told)
     for unit in case.expected.units:
-        yield from _unit(case, unit)
+        if unit.name not in silent:
+            yield from _unit(case, unit)
+
+
+def _load(case: Case, unit: ExpectedUnit) -> str | None:
+    present = case.snapshot.units.get(unit.name)
+    return None if present is None else present.load or "unknown"
 
 
 def _modules(case: Case) -> Outcome:
@@ -47,10 +62,14 @@ def _modules(case: Case) -> Outcome:
 
 def _package(case: Case, package: ExpectedPackage) -> Outcome:
     name = package.name
-    if name not in case.snapshot.packages:
+    toolkit = case.snapshot.runtime.toolkit
+    if name in case.snapshot.packages:
+        installed = case.snapshot.packages[name]
+    elif toolkit is not None and name in data_file("lock_rules.yml").texts("toolkit_packages"):
+        installed = PackageFacts(version=toolkit[name]) if name in toolkit else None
+    else:
         yield case.not_asked(f"package {name}")
         return
-    installed = case.snapshot.packages[name]
     wanted = package.version or "any version"
     if installed is None:
         yield case.finding(
