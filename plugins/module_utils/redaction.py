@@ -37,6 +37,15 @@ _SHAPES = (
     re.compile(r"\beyJ[\w-]{8,}\.[\w-]{4,}(\.[\w-]*)?"),
     re.compile(r"(?i)((?<=token=)|(?<=password=)|(?<=api_key=)|(?<=api-key=)|(?<=secret=))(?!\(not shown)[^\s&\"']+"),
 )
+# The same where what comes before tells it, at whatever length and however plain: the first group stays.
+_AFTER = (
+    re.compile(
+        r"""(?i)((?:password|passwd|secret|api[_-]?key|hf[_-]token)["']?\s*:\s*["']?)(?!\(not shown)[^\s"',}]+"""
+    ),
+    re.compile(r"(?i)(\blogin\s+\S+\s+password\s+)(?!\(not shown)\S+"),  # netrc
+    re.compile(r"(?i)(--[\w-]*(?:api-key|token|password|secret)[ =])(?!\(not shown)[^\s-]\S*"),
+    re.compile(r"(\s(?:-u|--user)[ =]?[^\s:]+:)(?!\(not shown)(?!\d+(?:\s|$))\S+"),  # curl; docker's uid:gid stays
+)
 _WORD = re.compile(r"[A-Za-z0-9_+-]{20,}")
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{24,}")
 _UUID = re.compile(r"((GPU|MIG|NIC)-)?[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
@@ -89,6 +98,8 @@ def text(value):
     """Return free text with everything that has the shape of a secret blotted out."""
     for shape in _SHAPES:
         value = shape.sub(NOT_SHOWN, value)
+    for shape in _AFTER:
+        value = shape.sub(rf"\1{NOT_SHOWN}", value)
     return _WORD.sub(_random, _BASE64.sub(_slashed, value)) if len(value) >= 20 else value
 
 

@@ -193,9 +193,11 @@ def _differing_weights(nodes: Sequence[Case]) -> Iterator[Finding]:
     if common:
         yield from _differ(nodes, "fleet.weights", lambda case: _sums(case, common))
     else:
-        yield from _differ(
-            nodes, "fleet.weights", lambda case: case.snapshot.weights and case.snapshot.weights.revision
-        )
+        yield from _differ(nodes, "fleet.weights", _revision)
+
+
+def _revision(case: Case) -> str | None:
+    return case.snapshot.weights.revision if case.snapshot.weights else None
 
 
 def _sums(case: Case, files: Sequence[str]) -> str | None:

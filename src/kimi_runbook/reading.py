@@ -68,13 +68,20 @@ def parse_yaml(text: str, source: str) -> object:
 
 
 def parse_json(text: str, source: str) -> object:
-    """Parse JSON; RunbookError with line and column when the syntax is wrong."""
+    """Parse JSON; RunbookError with line and column where the syntax is wrong, or beyond all measure."""
     try:
         parsed: object = json.loads(text)
     except json.JSONDecodeError as error:
         raise RunbookError(
             where=f"{source}:{error.lineno}:{error.colno}",
             observed=error.msg,
+            expected="well-formed JSON",
+            next_step="Write the file again with the command that makes it.",
+        ) from error
+    except (RecursionError, ValueError) as error:  # nested or with numbers beyond all measure
+        raise RunbookError(
+            where=source,
+            observed=f"cannot be parsed ({type(error).__name__})",
             expected="well-formed JSON",
             next_step="Write the file again with the command that makes it.",
         ) from error

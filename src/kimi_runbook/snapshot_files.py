@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +83,7 @@ def load_snapshots(path: Path) -> dict[str, Reading | str]:
         RunbookError: the file as a whole cannot be read, or its only snapshot is none.
     """
     source = str(path)
-    data = Fields(_parsed(path), source)
+    data = Fields(parse_json(read_text(path), source), source)
     if "schema_version" in data.names():
         reading = read_snapshot(data.mapping(), source)
         return {reading.snapshot.hostname: reading}
@@ -95,18 +94,3 @@ def load_snapshots(path: Path) -> dict[str, Reading | str]:
         except RunbookError as error:
             found[host] = str(error)
     return found
-
-
-def _parsed(path: Path) -> object:
-    """Parse a file that anything may have written: nesting and numbers beyond all measure are told, not raised."""
-    try:
-        return parse_json(read_text(path), str(path))
-    except (RecursionError, ValueError) as error:
-        if isinstance(error, json.JSONDecodeError):
-            raise
-        raise RunbookError(
-            where=str(path),
-            observed=f"cannot be parsed ({type(error).__name__})",
-            expected="well-formed JSON",
-            next_step="Write the file again with the command that makes it.",
-        ) from error

@@ -61,6 +61,7 @@ REFUSED = [  # path in the lock, value, message; shape says whether the schema r
     pytest.param(
         "driver|companions", {"nvlsm": "580.178.04-1"}, "nvlsm does not follow the driver's", False, id="nvlsm-number"
     ),
+    pytest.param("image|size_bytes", 10**400, "image.size_bytes: 10+ or more", False, id="size-beyond-all-measure"),
     pytest.param("image|digest", "sha256:123", "image.digest: .*64 hexadecimal digits", True, id="digest"),
     pytest.param("image|manifests", {"amd64": "x"}, "lock.yml: image.manifests.amd64: ", True, id="manifest-digest"),
     pytest.param("image|manifests", {"amd64": None}, "image.manifests.amd64: nothing", True, id="null-manifest"),

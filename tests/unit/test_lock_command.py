@@ -117,6 +117,9 @@ def test_resolve_leaves_nothing_when_it_fails(tmp_path: Path, capsys: pytest.Cap
     ("option", "content", "message"),
     [
         ("--driver-json", b"{", "bad.json:1:2"),
+        ("--driver-json", b"[" * 100_000, "bad.json: cannot be parsed (RecursionError)"),
+        ("--releases-json", b"1" * 5000, "bad.json: cannot be parsed (ValueError)"),
+        ("--image-manifest", b"[" * 100_000, "cannot be parsed (RecursionError)"),
         ("--driver-json", b"[]", "bad.json: a list; expected a mapping"),
         ("--driver-json", b"{}", "bad.json: nvidia_driver.version: absent"),
         ("--releases-json", b"\xff\xfe", "bad.json:1:1"),

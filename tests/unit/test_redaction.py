@@ -28,6 +28,26 @@ def test_secrets_go(text):
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        '{{"registry": {{"password": "{}"}}}}',
+        "password: {}",
+        "machine h login bob password {}",
+        "serve /models/k3 --hf-token {}",
+        "serve /models/k3 --some-api-key={}",
+        "curl -u bob:{} https://h",
+    ],
+)
+def test_a_plain_word_goes_where_what_stands_before_it_tells(text):
+    assert "hunter2" not in redaction.text(text.format("hunter2") + " and on")
+
+
+def test_options_about_tokens_of_text_stay():
+    said = "serve --max-num-batched-tokens 8192 --tokenizer /models/k3 --user 1000:1000 --token-budget 5 no secret"
+    assert redaction.text(said) == said
+
+
+@pytest.mark.parametrize(
     "word",
     [
         "uxr9ia8lkov9zltqspgooh3mfu42w0mfjm",

@@ -24,6 +24,7 @@ from kimi_runbook.reading import Fields, data_file, parse_yaml, read_text
 from kimi_runbook.versions import is_driver_version, parse
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_NO_IMAGE_BYTES = 10**15  # a thousand times the largest image; beyond it is a slip of the keyboard
 _LATEST = re.compile(r"(?i)(?:^|[^a-z])latest(?:$|[^a-z])")
 
 
@@ -165,8 +166,9 @@ def _image(image: Fields) -> ImageLock:
             raise _wrong(image, key, digest or "nothing", "sha256: and 64 hexadecimal digits")
     if not lock.manifests:
         raise _wrong(image, "manifests", "no architecture", "one manifest digest per architecture")
-    if lock.size_bytes <= 0:
-        raise _wrong(image, "size_bytes", str(lock.size_bytes), "the size of the image, in bytes")
+    if not 0 < lock.size_bytes < _NO_IMAGE_BYTES:
+        observed = str(lock.size_bytes) if lock.size_bytes <= 0 else f"{_NO_IMAGE_BYTES} or more"
+        raise _wrong(image, "size_bytes", observed, "the size of the image, in bytes")
     if lock.engine.name != "vllm":
         raise _wrong(engine, "name", lock.engine.name, "vllm")
     return lock
