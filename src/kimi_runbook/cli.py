@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -41,6 +42,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; errors an operator can act on go to stderr."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # what the terminal's encoding lacks ends no run
     arguments = build_parser().parse_args(argv)
     run: Callable[[argparse.Namespace], int] = arguments.run
     try:

@@ -95,6 +95,54 @@ def test_about_as_many_requests_are_sent_as_were_announced(engine: FakeEngine, t
     assert len(engine.requests) == pytest.approx(int(match[1]), rel=0.2)
 
 
+def test_what_an_engine_says_can_be_printed(tmp_path: Path) -> None:
+    with FakeEngine(Fault.REFUSAL_UNPRINTABLE) as running:
+        done = accept(running.url, tmp_path, "--require", "tools")
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    assert "\ufffd[2Jtools" in done.stdout
+    assert "tool calls (required)" in done.stdout
+
+
+def test_a_standard_output_that_is_full_is_named(engine: FakeEngine, tmp_path: Path) -> None:
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        done = subprocess.run(
+            command(engine.url),
+            cwd=tmp_path,
+            env=environment(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("kimi-runbook: standard output: cannot be written")
+    assert f"kimi-runbook report runs/{the_run(tmp_path).name}" in last
+
+
+def test_more_tokens_than_the_model_has_are_no_fault_of_the_service(engine: FakeEngine, tmp_path: Path) -> None:
+    done = accept(engine.url, tmp_path, "--max-tokens", "4096")
+    assert done.returncode == 2
+    assert "--max-tokens: 4096; expected less than the model's longest context, 4096 tokens" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_contradicted_option_is_not_proposed_again(engine: FakeEngine, tmp_path: Path) -> None:
+    done = accept(engine.url, tmp_path, "--block-size", "7", "--match-unit", "64")
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1] == f"then: kimi-runbook accept --endpoint {engine.url} --match-unit 64"
+
+
+def test_a_short_observation_is_not_proposed_again(engine: FakeEngine, tmp_path: Path) -> None:
+    done = accept(engine.url, tmp_path, "--observe", "1")
+    assert done.returncode == 3, done.stdout
+    assert done.stdout.splitlines()[-1] == f"then: kimi-runbook accept --endpoint {engine.url} --observe 3600"
+
+
 def test_json_is_the_record_and_nothing_else(engine: FakeEngine, tmp_path: Path) -> None:
     done = accept(engine.url, tmp_path, "--json", "--runs-dir", "elsewhere")
     (run_dir,) = (tmp_path / "elsewhere").iterdir()

@@ -19,6 +19,7 @@ from kimi_runbook.acceptance.short_request.look import settings
 from kimi_runbook.acceptance.short_request.reasoning import marks_in, switched
 from kimi_runbook.acceptance.short_request.tools import assembled, judge_call
 from kimi_runbook.reading import Fields
+from kimi_runbook.verdict import VerdictName, judge_steps
 from tests.faults.engine.fake_engine import FakeEngine, Fault
 from tests.faults.engine.site import context
 
@@ -106,6 +107,32 @@ def test_an_ability_that_is_not_there(fault: Fault, ability: str, check: str, wa
     assert "not offered" in found[0].observed
     assert result.figures["abilities"][ability] in ("refused", "absent")
     assert bool(found[0].next_step) is (wanted == "required")
+
+
+def test_a_limit_is_no_refusal_of_an_ability(tmp_path: Path) -> None:
+    """A gateway that answers 429 says nothing about the model: nobody may be told that it has no tools."""
+    with FakeEngine(Fault.TOOLS_LIMITED) as engine:
+        result = step2_short_request.run(asked(engine, tmp_path, **THINKS))
+    first = result.unmet()[0]
+    assert (first.name, first.state) == ("tool-call-answer", State.FAIL)
+    assert result.figures["abilities"]["tools"] == "unknown"
+    assert judge_steps([result]).name is VerdictName.FIX_ENVIRONMENT
+
+
+@pytest.mark.parametrize(
+    ("calls", "part", "says"),
+    [
+        (["set_fan"], "call", "another shape: 'set_fan'"),
+        ([{"function": "set_fan"}], "call", "another shape"),
+        ([{"function": {"name": ["set_fan"]}}], "call", "no text: ['set_fan']"),
+        ([{"function": {"name": "set_fan", "arguments": [1]}}], "arguments", "a JSON array"),
+        ([{"index": [], "function": {"name": "set_fan", "arguments": 1}}], "arguments", "a JSON value"),
+    ],
+)
+def test_a_call_of_another_shape_is_the_engines_fault(calls: list[Any], part: str, says: str) -> None:
+    verdict = judge_call(answer(*calls), TOOL)
+    assert verdict.part == part
+    assert says in verdict.text
 
 
 def test_a_lost_peer_ends_the_step_and_is_told_with_what_health_says(tmp_path: Path) -> None:

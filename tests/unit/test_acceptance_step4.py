@@ -11,6 +11,7 @@ from kimi_runbook.acceptance.client import EngineClient, Load
 from kimi_runbook.acceptance.context import Context
 from kimi_runbook.acceptance.interrupted import StepInterruptedError
 from kimi_runbook.acceptance.result import Check, State, StepResult
+from kimi_runbook.verdict import judge_steps
 from tests.faults.engine.fake_engine import FakeEngine, Fault
 from tests.faults.engine.site import FakeHost, context, nodes
 
@@ -164,3 +165,15 @@ def test_progress_is_told_by_rung(tmp_path: Path) -> None:
     assert sum(total for _, done, total in told if done == total) == sum(
         batch.requests for batch in step4_concurrency.batches_of(run.plan)
     )
+
+
+def test_rungs_that_were_not_looked_at_are_one_reason(tmp_path: Path) -> None:
+    """One rung that does not hold is one event, however many lie above it."""
+    with FakeEngine(Fault.DIES_UNDER_LOAD) as engine:
+        engine.load_limit = 0
+        result = step4_concurrency.run(context(engine.url, tmp_path, steps=(4,), concurrency=8))
+    untouched = [check for check in result.checks if check.state is State.NOT_RUN]
+    assert len(untouched) == 4
+    reasons = [reason for reason in judge_steps([result]).reasons if "not looked at" in reason.text]
+    assert len(reasons) == 1
+    assert "(also c2.streams-complete, c4.streams-complete, nominal.streams-complete)" in reasons[0].text

@@ -106,7 +106,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_vllm_endpoint_says_what_it_is() -> None:
     with FakeEngine() as engine:
-        assert seen(f"{engine.url}/v1") == Seen(models=(MODEL,), version=VERSION, engines=1)
+        assert seen(f"{engine.url}/v1") == Seen(models=(MODEL,), version=VERSION, engines=1, longest={MODEL: 4096})
         assert engine.requests == []
 
 
@@ -121,6 +121,12 @@ def test_several_metrics_urls_are_read() -> None:
     with serving(VLLM) as one, serving({"/metrics": (200, "text/plain", second)}) as other:
         assert seen(one, f"{one}/metrics", f"{other}/metrics").engines == 2
         assert seen(one).models == ("k3", "k3-lora")
+
+
+def test_replicas_that_share_a_label_are_counted_apart() -> None:
+    """Two servers behind a router are both engine 0: taken for one, half of the hits would seem to be missing."""
+    with serving(VLLM) as one, serving(VLLM) as other:
+        assert seen(one, f"{one}/metrics", f"{other}/metrics").engines == 2
 
 
 def test_broken_metrics_are_the_engines_fault_and_left_to_the_chain() -> None:

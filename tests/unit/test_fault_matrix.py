@@ -59,6 +59,9 @@ OWNERS = {
     Fault.REASONING_LEAKS: Owner(2, "reasoning", FAIL, "<|close|>"),
     Fault.REASONING_ALWAYS: Owner(2, "reasoning-off", FAIL, "thinking: false"),
     Fault.TOOLS_REFUSED: Owner(2, "tool-call", FAIL, "--enable-auto-tool-choice"),
+    Fault.REFUSAL_UNPRINTABLE: Owner(2, "tool-call", FAIL, "not offered"),
+    Fault.TOOLS_LIMITED: Owner(2, "tool-call-answer", FAIL, "limits how much may be asked"),
+    Fault.TOOL_CALL_OBJECT: Owner(2, "tool-call-arguments", FAIL, "arguments are a JSON object, no text"),
     Fault.TOOL_CALL_EMPTY: Owner(2, "tool-call", FAIL, "no tool call"),
     Fault.TOOL_CALL_MALFORMED: Owner(2, "tool-call-arguments", FAIL, "arguments are no JSON"),
     Fault.TOOL_CALL_WRONG_TYPE: Owner(2, "tool-call-schema", FAIL, "rpm: '900'"),
@@ -83,6 +86,7 @@ OWNERS = {
     Fault.SECOND_ENGINE: Owner(3, "engines-reporting", INCONCLUSIVE, "2 engines"),
     Fault.RESTART_IN_WINDOW: Owner(3, "window", INCONCLUSIVE, "process_start_time_seconds"),
     Fault.OTHER_TRAFFIC: Owner(3, "window", INCONCLUSIVE, "tokens"),
+    Fault.TOKENIZE_KEPT: Owner(3, "prompts", INCONCLUSIVE, "does not pass this route on"),
     Fault.TEMPLATE_DIFFERS: Owner(3, "prompt-tokens", INCONCLUSIVE, "/tokenize"),
     # step 4
     Fault.OOM_UNDER_LOAD: Owner(4, "nominal.out-of-memory", FAIL, "under load, at 3 streams"),
@@ -100,7 +104,7 @@ TOLD = {
 # Warnings that depend on times, so on what else this machine does.
 OF_A_BUSY_MACHINE = {"client-lag", "sampled-under-load", "first-token-ratio", "stream-first-token", "knee"}
 # Healthy, and no fault of the engine at all.
-ACCEPTED = {Fault.RECURRENT}
+ACCEPTED = {Fault.RECURRENT, Fault.HEALTH_KEPT}
 # Seen only over time: test_acceptance_step6.py.
 OVER_TIME = {Fault.KV_LEAKS, Fault.SLOWS_DOWN}
 
@@ -217,6 +221,14 @@ def test_a_healthy_engine_is_accepted(cache: dict[str, Any], openmetrics: bool, 
     assert not driven.red, [check.sentence() for _, check in driven.red]
     assert driven.verdict.name is VerdictName.ACCEPT
     assert {check.name for _, check in driven.unmet} <= OF_A_BUSY_MACHINE
+
+
+@pytest.mark.parametrize("fault", ACCEPTED - {Fault.RECURRENT}, ids=lambda fault: fault.name)
+def test_what_is_no_fault_of_the_engine_is_accepted(fault: Fault, tmp_path: Path) -> None:
+    with FakeEngine(fault) as engine:
+        driven = drive(engine, tmp_path)
+    assert not driven.red, [check.sentence() for _, check in driven.red]
+    assert driven.verdict.name is VerdictName.ACCEPT
 
 
 @pytest.mark.parametrize("flaw", Flaw)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from kimi_runbook.acceptance.client import EngineClient
 from kimi_runbook.acceptance.http import EngineError
 
-# A gateway that passes on the OpenAI routes only; the engine itself always has /health.
-_NO_SUCH_ROUTE = (404, 405)
+# A gateway that passes on the OpenAI routes only; the engine itself always has /health and asks no key for it.
+_NO_SUCH_ROUTE = (401, 403, 404, 405)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

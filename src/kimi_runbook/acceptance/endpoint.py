@@ -20,6 +20,7 @@ from kimi_runbook.acceptance.plan import (
     GeometryOptions,
     Wanted,
 )
+from kimi_runbook.acceptance.plan_parts import default
 from kimi_runbook.errors import RunbookError
 
 REQUEST_SETS = ("smoke",)
@@ -64,11 +65,11 @@ class Options:
     engine_log: str = ""
     geometry: GeometryOptions = field(default_factory=GeometryOptions)
     engines: int | None = None
-    concurrency: int = 4
+    concurrency: int = field(default_factory=lambda: default("endpoint_concurrency"))
     peak: int | None = None
     required: tuple[Ability, ...] = ()
     observe_s: int = 0
-    max_tokens: int = 16
+    max_tokens: int = field(default_factory=lambda: default("max_tokens"))
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -78,6 +79,7 @@ class Seen:
 
     Attributes:
         models: Served model names.
+        longest: Tokens of a prompt and its answer at most, by model, where the endpoint tells.
         version: What ``/version`` said.
         engines: Engines whose counters the metrics URLs show, or None when they could not be read.
         metrics_problem: Why they could not be read; empty otherwise.
@@ -87,6 +89,7 @@ class Seen:
     version: str
     engines: int | None
     metrics_problem: str = ""
+    longest: Mapping[str, int] = field(default_factory=dict)
 
 
 def checked(options: Options, environment: Mapping[str, str]) -> Options:
@@ -140,6 +143,11 @@ def plan_of(options: Options, seen: Seen, run_id: str, run_dir: Path) -> Accepta
         run_id: The run's id.
         run_dir: Where the run's files will go.
     """
+    longest = seen.longest.get(model_of(options, seen))
+    if longest is not None and options.max_tokens >= longest:
+        raise _usage(
+            "--max-tokens", str(options.max_tokens), f"less than the model's longest context, {longest} tokens"
+        )
     try:
         return AcceptancePlan.from_json(plan_json(options, seen, run_id, run_dir), source="kimi-runbook accept")
     except RunbookError as error:

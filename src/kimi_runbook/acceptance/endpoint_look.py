@@ -17,7 +17,7 @@ from kimi_runbook.acceptance.http import (
     TimedOutError,
     longest_s,
 )
-from kimi_runbook.acceptance.metrics import KV_USAGE, QUERIES, RUNNING, Reading
+from kimi_runbook.acceptance.metrics import Reading
 from kimi_runbook.errors import RunbookError
 
 _BASE_URL = "Give the base URL of vLLM's own API server, e.g. http://host:8000; a router often passes /v1 only."
@@ -42,13 +42,17 @@ def look(options: Options) -> Seen:
         raise _not_vllm(f"GET {client.endpoint}/version", "JSON without a version")
     models = tuple(str(card["id"]) for card in cards if isinstance(card, dict) and card.get("id"))
     engines, problem = _engines(options)
-    return Seen(models=models, version=version, engines=engines, metrics_problem=problem)
+    longest = {
+        str(card["id"]): card["max_model_len"]
+        for card in cards
+        if isinstance(card, dict) and card.get("id") and isinstance(card.get("max_model_len"), int)
+    }
+    return Seen(models=models, version=version, engines=engines, metrics_problem=problem, longest=longest)
 
 
 def engines_reporting(reading: Reading) -> int:
-    """Return how many engines show counters: distinct engine labels over all endpoints."""
-    seen = (reading.engines(family) for family in (QUERIES, RUNNING, KV_USAGE))
-    return len({engine for engines in seen for _, engine in engines})
+    """Return how many engines show counters."""
+    return reading.engine_count
 
 
 def _ask(client: EngineClient, path: str, options: Options) -> Mapping[str, Any]:

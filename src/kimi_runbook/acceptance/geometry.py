@@ -16,7 +16,7 @@ from kimi_runbook.acceptance.capabilities import front_end
 from kimi_runbook.acceptance.geometry_log import GeometryLog
 from kimi_runbook.acceptance.hit_rules import UnknownDraftError, drops_a_unit, retention_default
 from kimi_runbook.acceptance.launch_options import LaunchOptions
-from kimi_runbook.acceptance.metrics import CACHE_CONFIG, DRAFTS, KV_USAGE, QUERIES, RUNNING, Reading
+from kimi_runbook.acceptance.metrics import CACHE_CONFIG, DRAFTS, Reading
 from kimi_runbook.acceptance.plan import GeometryOptions
 
 _T = TypeVar("_T")
@@ -142,9 +142,7 @@ class _Finder:
                 self._labelled("kv_cache_size_tokens"),
                 (self.log.number("kv_tokens"), "log: KV cache size:"),
             ),
-            engines=len(
-                {engine for family in (QUERIES, RUNNING, KV_USAGE) for _, engine in self.reading.engines(family)}
-            ),
+            engines=self.reading.engine_count,
             front_end=" and ".join(sorted({front_end(exposition) for exposition in self.reading.expositions})),
             version=self.version,
             witnesses=self.witnesses,

@@ -107,6 +107,15 @@ class Reading:
             for sample in exposition.samples.get(family, ())
         )
 
+    @property
+    def engine_count(self) -> int:
+        """How many engines report: engine labels by endpoint.
+
+        The API servers of one deployment number their engines through, so one label on two endpoints is two replicas,
+        each with a cache of its own, or one page read twice; neither is one engine.
+        """
+        return len(frozenset().union(*(self.engines(family) for family in (QUERIES, RUNNING, KV_USAGE))))
+
 
 def parse(url: str, text: str, content_type: str) -> Exposition:
     """Return the exposition in a scrape's text; raises ValueError when it is neither Prometheus text nor OpenMetrics.

@@ -17,6 +17,7 @@ from kimi_runbook.acceptance.plan_parts import (
     PlanHost,
     Wanted,
     bad_plan,
+    default,
     read_abilities,
     read_access,
     read_engine,
@@ -53,7 +54,6 @@ STEP_NAMES = {
     6: "observation",
 }
 _STEPS_NEEDING_HOSTS = (0, 1, 5)
-_DEFAULT_MAX_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +161,7 @@ def _read(root: Fields) -> AcceptancePlan:
         expected={name: item.mapping() for name, item in _by_name(root, "expected")},
         snapshots={name: Snapshot.from_json(item.mapping(), item.where) for name, item in _by_name(root, "snapshots")},
         lock=parse_lock(root.raw("lock"), f"{root.where}: lock") if root.raw("lock") else None,
-        max_tokens=limits.optional_integer("max_tokens") or _DEFAULT_MAX_TOKENS,
+        max_tokens=limits.optional_integer("max_tokens") or default("max_tokens"),
         chat_template_kwargs=options.mapping() if options else {},
         abilities=read_abilities(limits),
         concurrency=root.integer("concurrency"),

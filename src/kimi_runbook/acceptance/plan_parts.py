@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kimi_runbook.errors import RunbookError
-from kimi_runbook.reading import Fields
+from kimi_runbook.reading import Fields, data_file
 
-_READY_TIMEOUT_S = 5400  # as engine_ready_timeout_s of the engine role
 NEXT_STEP = "The acceptance role writes this file: run playbooks/accept.yml again."
 """What to do about a plan that does not hold together."""
 
@@ -105,7 +104,7 @@ class EnginePlan:
     api_servers: int
     parallelism: Mapping[str, int]
     logs: Mapping[str, str] = field(default_factory=dict)
-    ready_timeout_s: int = _READY_TIMEOUT_S
+    ready_timeout_s: int = field(default_factory=lambda: default("ready_timeout_s"))
 
     @property
     def world_size(self) -> int:
@@ -165,6 +164,11 @@ def read_host(host: Fields) -> PlanHost:
     )
 
 
+def default(name: str) -> int:
+    """Return what a plan that does not say it means (data/plan.yml)."""
+    return data_file("plan.yml").fields("defaults").integer(name)
+
+
 def read_engine(engine: Fields) -> EnginePlan:
     """Return what runs the model."""
     parallelism = engine.fields("parallelism")
@@ -177,7 +181,7 @@ def read_engine(engine: Fields) -> EnginePlan:
         api_servers=engine.integer("api_servers"),
         parallelism={kind: parallelism.integer(kind) for kind in parallelism.names()},
         logs={name: file for name, file in engine.text_map("log").items() if file},
-        ready_timeout_s=engine.optional_integer("ready_timeout_s") or _READY_TIMEOUT_S,
+        ready_timeout_s=engine.optional_integer("ready_timeout_s") or default("ready_timeout_s"),
     )
 
 

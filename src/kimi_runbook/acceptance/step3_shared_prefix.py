@@ -15,8 +15,9 @@ from typing import Any
 
 from kimi_runbook.acceptance.context import Context
 from kimi_runbook.acceptance.expectation import Expected, NoRuleError, expect, rule_for
+from kimi_runbook.acceptance.gateway import next_step_after
 from kimi_runbook.acceptance.geometry import ContradictedGeometryError, Geometry, UnknownGeometryError
-from kimi_runbook.acceptance.http import EngineError
+from kimi_runbook.acceptance.http import BadStatusError, EngineError
 from kimi_runbook.acceptance.interrupted import StepInterruptedError
 from kimi_runbook.acceptance.metrics import KV_USAGE, Reading
 from kimi_runbook.acceptance.prompts import LengthError
@@ -117,7 +118,7 @@ def _send(
 
 def _failed(error: SendingError) -> Check:
     name, expected = ("metrics", "HTTP 200 and metrics") if error.counters else ("requests", "an answer")
-    next_step = METRICS if error.counters else _ANSWER
+    next_step = METRICS if error.counters else next_step_after(error.cause, _ANSWER)
     return Check(name=name, state=State.FAIL, observed=str(error), expected=expected, next_step=next_step)
 
 
@@ -175,8 +176,15 @@ def _expectation(context: Context, geometry: Geometry) -> tuple[Protocol, tuple[
         expected = "prompts of the wanted length"
         raise _StopError(unknown("prompts", str(error), expected=expected, next_step=_WORDS)) from error
     except EngineError as error:
-        failed = Check(name="requests", state=State.FAIL, observed=str(error), expected="tokens", next_step=_ANSWER)
-        raise _StopError(failed) from error
+        raise _StopError(_no_tokens(error)) from error
+
+
+def _no_tokens(error: EngineError) -> Check:
+    """A route that is kept from us says nothing about the cache; an engine that cannot tokenize is at fault."""
+    expected, next_step = "tokens", next_step_after(error, _ANSWER)
+    if isinstance(error, BadStatusError) and next_step != _ANSWER:
+        return unknown("prompts", str(error), expected=expected, next_step=next_step)
+    return Check(name="requests", state=State.FAIL, observed=str(error), expected=expected, next_step=next_step)
 
 
 def _write_expectation(

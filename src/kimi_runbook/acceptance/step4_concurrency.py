@@ -158,7 +158,7 @@ def _not_looked_at(last: Rung, rest: Sequence[Rung]) -> list[Check]:
         Check(
             name=f"{rung.label}.streams-complete",
             state=State.NOT_RUN,
-            observed=f"not looked at: {rung.concurrency} at once, since {last.concurrency} at once did not hold",
+            observed=f"{rung.concurrency} at once, not looked at: {last.concurrency} at once did not hold",
             expected="every rung, as far as the ones before it hold",
             next_step="Mend the lowest rung that does not hold, then run the chain again.",
         )

@@ -16,7 +16,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,9 @@ from kimi_runbook.errors import RunbookError
 from kimi_runbook.reading import data_file
 from kimi_runbook.record import Record
 from kimi_runbook.report import headline, verdict_of, what_next, write_reports
+from kimi_runbook.report.text import clean
 from kimi_runbook.runs import new_run_id
-from kimi_runbook.verdict import VerdictName
+from kimi_runbook.verdict import Verdict, VerdictName
 
 PLAN_FILE = "acceptance.json"
 
@@ -144,9 +145,9 @@ def run(arguments: argparse.Namespace) -> int:
             written = _publish(run_dir, lambda folder: [final.write(folder), *write_reports(final, folder)])
         except RunbookError:
             # The disk is full or gone: what was found is told all the same, before the error says what is not on it.
-            print(_closing(final, ()), end="", flush=True)
+            _say(_closing(final, ()), run_dir)
             raise
-    print(final.dumps() if arguments.json else _closing(final, written), end="", flush=True)
+    _say(final.dumps() if arguments.json else _closing(final, written), run_dir)
     return interrupts.exit_code if interrupts.received else verdict_of(final).name.exit_code
 
 
@@ -182,7 +183,7 @@ def for_endpoint(record: Record, options: Options, run_dir: Path) -> Record:
     """
     verdict = verdict_of(record)
     if verdict.name is not VerdictName.ACCEPT:
-        command = command_line(options, run_dir.parent)
+        command = command_line(_mended(options, verdict), run_dir.parent)
     elif options.observe_s:
         command = shlex.join(["kimi-runbook", "report", str(run_dir)])
     else:
@@ -192,6 +193,19 @@ def for_endpoint(record: Record, options: Options, run_dir: Path) -> Record:
         )
     observation = record.observation if options.observe_s else "not planned"
     return replace(record, observation=observation, verdict=replace(verdict, next_command=command))
+
+
+def _mended(options: Options, verdict: Verdict) -> Options:
+    """Return the options without what made the answer what it is, so that the same is not asked again in vain."""
+    watch = data_file("observation.yml").fields("watch")
+    for reason in verdict.reasons:
+        if reason.check == "geometry":
+            untold = asdict(GeometryOptions())
+            wrong = {name: value for name, value in untold.items() if f": {name} was given as" in reason.text}
+            options = replace(options, geometry=replace(options.geometry, **wrong))
+        elif reason.step == 6 and reason.rule == "" and options.observe_s < watch.integer("proposed_s"):
+            options = replace(options, observe_s=watch.integer("proposed_s"))
+    return options
 
 
 def without(secret: str, record: Record) -> Record:
@@ -284,6 +298,22 @@ def _writing(run_dir: Path) -> Iterator[None]:
         ) from error
 
 
+def _say(text: str, run_dir: Path) -> None:
+    """Print the result; raises RunbookError where standard output takes none, BrokenPipeError where nobody reads."""
+    try:
+        print(text, end="", flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+        raise RunbookError(
+            where="standard output",
+            observed=f"cannot be written ({error.strerror or error})",
+            expected="room for the result",
+            next_step=f"What was found is in {run_dir}: kimi-runbook report {run_dir}",
+        ) from error
+
+
 def _closing(record: Record, written: Sequence[Path]) -> str:
     """Return what a person reads at the end."""
     verdict = verdict_of(record)
@@ -291,7 +321,7 @@ def _closing(record: Record, written: Sequence[Path]) -> str:
     lines += ["", headline(record)]
     lines += [f"  because {reason.text}" for reason in verdict.reasons]
     lines += [str(path) for path in written]
-    return "\n".join([*lines, what_next(record), ""])
+    return clean("\n".join([*lines, what_next(record), ""]))
 
 
 def _blotted(value: Any, secret: str) -> Any:

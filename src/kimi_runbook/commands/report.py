@@ -10,6 +10,7 @@ from pathlib import Path
 
 from kimi_runbook.commands import Commands
 from kimi_runbook.report import FORMS, headline, older, regenerate, run_of, verdict_of, what_next
+from kimi_runbook.report.text import clean
 
 
 def register(commands: Commands) -> None:
@@ -28,10 +29,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(record.dumps(), end="")
     else:
-        print(headline(record))
+        print(clean(headline(record)))
         if older(record):
             print(older(record))
         for name in FORMS:
             print(run_dir / name)
-        print(what_next(record))
+        print(clean(what_next(record)))
     return verdict_of(record).name.exit_code

@@ -9,6 +9,8 @@ class Fault(StrEnum):
     """One way to misbehave."""
 
     # the API as a whole
+    HEALTH_KEPT = "/health is not passed on, as by a gateway: 403"
+    REFUSAL_UNPRINTABLE = "a refusal holds half a surrogate pair and a terminal's commands"
     UNHEALTHY = "/health answers 503"
     PEER_KILLED = "the first request hangs, then every request answers 500 and /health 503"
     ERROR_IN_200 = "an error inside a 200"
@@ -28,6 +30,8 @@ class Fault(StrEnum):
     KEEP_ALIVE_CLOSE = "a connection is closed right after an answer, without saying so"
     # abilities
     TOOLS_REFUSED = "tools are refused, as without --enable-auto-tool-choice"
+    TOOLS_LIMITED = "whoever asks for a tool is told to come back later, as by a gateway"
+    TOOL_CALL_OBJECT = "a tool call's arguments are an object where the API promises a text"
     TOOL_CALL_MALFORMED = "a tool call's arguments are no JSON"
     TOOL_CALL_WRONG_TYPE = "a tool call's argument has another type than its schema says"
     TOOL_CALL_EMPTY = "finish_reason tool_calls without a call, vllm#53363"
@@ -53,6 +57,7 @@ class Fault(StrEnum):
     OTHER_TRAFFIC = "someone else's request runs beside each of ours"
     METRICS_500 = "/metrics answers 500"
     METRICS_TEXT = "/metrics answers a page"
+    TOKENIZE_KEPT = "/tokenize is not passed on, as by a gateway"
     TEMPLATE_DIFFERS = "/tokenize renders a chat differently from the chat route"
     # load and time
     PREEMPTS = "requests are preempted"

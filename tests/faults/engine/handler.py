@@ -47,7 +47,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         engine = self.engine
-        if self.path == "/health":
+        if self.path == "/health" and Fault.HEALTH_KEPT in engine.faults:
+            self._send(403, b"Forbidden")
+        elif self.path == "/health":
             self._send(200 if engine.healthy else 503, b"")
         elif self.path == "/version":
             self._json(200, {"version": engine.version})
@@ -85,6 +87,8 @@ class Handler(BaseHTTPRequestHandler):
             self._error(refusal.status, str(refusal))
 
     def _tokenize(self, body: dict[str, Any]) -> None:
+        if Fault.TOKENIZE_KEPT in self.engine.faults:
+            raise RefusalError(404, "Not Found")
         tokens = answers.render(body, extra=Fault.TEMPLATE_DIFFERS in self.engine.faults)
         self._json(200, {"count": len(tokens), "max_model_len": self.engine.max_model_len, "tokens": tokens})
 
@@ -123,6 +127,10 @@ class Handler(BaseHTTPRequestHandler):
             if engine.max_model_len is not None and asked > engine.max_model_len:
                 told = f"This model's maximum context length is {engine.max_model_len} tokens, you requested {asked}."
                 raise RefusalError(400, told)
+        if body.get("tools") and Fault.TOOLS_LIMITED in engine.faults:
+            raise RefusalError(429, "rate limit exceeded")
+        if body.get("tools") and Fault.REFUSAL_UNPRINTABLE in engine.faults:
+            raise RefusalError(400, "no \x1b[2Jtools \ud800")
         if body.get("tools") and Fault.TOOLS_REFUSED in engine.faults:
             raise RefusalError(400, _REFUSES_TOOLS)
         pictures = answers.images(body)
@@ -203,6 +211,9 @@ class Handler(BaseHTTPRequestHandler):
         choice: dict[str, Any] = {"index": 0, "finish_reason": reason}
         if chat:
             choice["message"] = {"role": "assistant", "content": text, "tool_calls": _joined_calls(deltas)}
+            if Fault.TOOL_CALL_OBJECT in self.engine.faults:
+                for call in choice["message"]["tool_calls"]:
+                    call["function"]["arguments"] = json.loads(call["function"]["arguments"])
             choice["message"]["reasoning"] = "".join(delta.get("reasoning", "") for delta in deltas) or None
         else:
             choice["text"] = text

@@ -9,6 +9,7 @@ from pathlib import Path
 from kimi_runbook.acceptance.alive import ask_health
 from kimi_runbook.acceptance.client import Load
 from kimi_runbook.acceptance.context import Context
+from kimi_runbook.acceptance.gateway import next_step_after
 from kimi_runbook.acceptance.hosts import HostError
 from kimi_runbook.acceptance.http import (
     BadStatusError,
@@ -100,10 +101,16 @@ def failure_checks(context: Context, driven: Driven, completed_before: bool) -> 
             observed=f"{whole} of {len(driven.load.outcomes)} complete at {streams} at once: {told}",
             expected=COMPLETE,
             evidence=STREAMED,
-            next_step=LOG,
+            next_step=next_step_after(_first_error(driven.load), LOG),
         )
     )
     return checks
+
+
+def _first_error(load: Load) -> EngineError | None:
+    """Return the error of the loss that came first, or None when it had none."""
+    lost = [outcome for outcome in load.outcomes if not is_complete(outcome)]
+    return min(lost, key=lambda outcome: outcome.ended_s).error if lost else None
 
 
 def out_of_memory(context: Context, load: Load) -> str:

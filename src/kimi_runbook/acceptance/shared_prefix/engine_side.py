@@ -52,7 +52,7 @@ def before_requests(context: Context, geometry: Geometry, reading: Reading) -> l
         verify(
             "engines-reporting",
             geometry.engines == plan.engine.engines,
-            observed=f"{geometry.engines} engines report",
+            observed=f"{geometry.engines} {'engine reports' if geometry.engines == 1 else 'engines report'}",
             expected=f"{plan.engine.engines} (plan)",
             evidence=", ".join(plan.metrics),
             next_step=METRICS,
@@ -64,7 +64,7 @@ def before_requests(context: Context, geometry: Geometry, reading: Reading) -> l
             observed=f"{geometry.engines} engines, each with a cache of its own",
             expected="one engine: which of several a request reaches is not known, so hits cannot be computed",
             evidence=QUERIES,
-            next_step="Point the plan's endpoint at one engine.",
+            next_step="Point the plan's endpoint at one engine, and name that engine's metrics once.",
             otherwise=State.INCONCLUSIVE,
         ),
         verify(

@@ -20,11 +20,13 @@ class SendingError(Exception):
     """A request or a reading that failed; the message names the request and the cause.
 
     Attributes:
+        cause: What failed.
         counters: Whether it was the counters that could not be read.
     """
 
     def __init__(self, label: str, cause: EngineError, *, counters: bool) -> None:
         super().__init__(f"{label}: {cause}")
+        self.cause = cause
         self.counters = counters
 
 

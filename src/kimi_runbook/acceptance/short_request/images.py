@@ -42,11 +42,11 @@ def check_images(look: Look) -> list[Check]:
                 )
             ]
         look.abilities[Ability.IMAGES] = "unknown"
-        return [look.failed("image-input", answer, expected="an answer", evidence=_EVIDENCE)]
+        return [look.failed("image-input-answer", answer, expected="an answer", evidence=_EVIDENCE)]
     plain = look.ask(lambda: look.context.client.chat(look.context.chat_body(_message([text]), max_tokens=1)))
     if isinstance(plain, EngineError):
         look.abilities[Ability.IMAGES] = "unknown"
-        return [look.failed("image-input", plain, expected="an answer to the text alone", evidence=_EVIDENCE)]
+        return [look.failed("image-input-answer", plain, expected="an answer to the text alone", evidence=_EVIDENCE)]
     with_image = answer.usage.prompt_tokens if answer.usage else 0
     without = plain.usage.prompt_tokens if plain.usage else 0
     arrived = with_image > without > 0

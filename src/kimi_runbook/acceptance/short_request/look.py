@@ -10,6 +10,7 @@ from typing import Any
 from kimi_runbook.acceptance.alive import ask_health
 from kimi_runbook.acceptance.client import Answer
 from kimi_runbook.acceptance.context import Context
+from kimi_runbook.acceptance.gateway import next_step_after
 from kimi_runbook.acceptance.http import (
     BadStatusError,
     ConnectionDroppedError,
@@ -69,22 +70,26 @@ class Look:
             observed=self.lost or str(error),
             expected=expected,
             evidence=evidence,
-            next_step=LOG,
+            next_step=next_step_after(error, LOG),
         )
 
 
 def is_lost(error: EngineError) -> bool:
     """Return whether an error means that the engine is gone or stuck, so that further requests would only wait."""
     if isinstance(error, BadStatusError):
-        return error.status >= 500
+        return error.status >= 500 and not refused(error)
     if isinstance(error, ConnectionDroppedError):
         return not error.reused  # a kept connection may have been closed by a server that lives
     return isinstance(error, NotReachableError | TimedOutError)
 
 
 def refused(error: EngineError) -> bool:
-    """Return whether an error is the server's refusal of the request: it understood it and says no."""
-    return isinstance(error, BadStatusError) and 400 <= error.status < 500
+    """Return whether an error is the engine's refusal of what a request asks for: it understood it and says no.
+
+    A limit, a missing right or a route that is not passed on says nothing about the model.
+    """
+    statuses = settings().fields("abilities").integers("refused_with")
+    return isinstance(error, BadStatusError) and error.status in statuses
 
 
 def not_offered(  # noqa: PLR0913 - the parts of one message, each named by the caller
@@ -99,7 +104,7 @@ def not_offered(  # noqa: PLR0913 - the parts of one message, each named by the 
         name=name,
         state=State.FAIL if required else State.PASS,
         observed=f"not offered: {observed}",
-        expected=f"{what} (model_limits: required)" if required else f"{what}, where the model has it",
+        expected=f"{what} (required)" if required else f"{what}, where the model has it",
         evidence=evidence,
         next_step=next_step if required else "",
     )

@@ -143,4 +143,4 @@ def _unanswered(look: Look, wanted: Wanted, how: str, error: EngineError) -> Che
             next_step=_PARSER,
         )
     look.abilities[Ability.REASONING] = "unknown"
-    return look.failed("reasoning", error, expected="an answer", evidence=evidence)
+    return look.failed("reasoning-answer", error, expected="an answer", evidence=evidence)

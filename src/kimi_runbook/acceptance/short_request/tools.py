@@ -21,6 +21,7 @@ _START = "Start the engine with --enable-auto-tool-choice and the model's own --
 _PARSER = (
     "Compare --tool-call-parser with the model, and whether structured outputs are on: run playbooks/diagnose.yml."
 )
+_KINDS: Mapping[type, str] = {dict: "object", list: "array"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +82,7 @@ def assembled(calls: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """
     whole: dict[Any, dict[str, Any]] = {}
     for position, call in enumerate(calls):
-        key = call.get("index", f"whole {position}")
+        key = str(call.get("index", f"whole {position}"))
         function = call.get("function") or {}
         known = whole.setdefault(key, {"id": None, "type": None, "function": {"name": "", "arguments": ""}})
         known["id"] = known["id"] or call.get("id")
@@ -91,8 +92,27 @@ def assembled(calls: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return list(whole.values())
 
 
+def _misshapen(calls: Iterable[Any]) -> Verdict | None:
+    """Return what is wrong with calls that are no calls at all: the API promises objects, and arguments as a text."""
+    for call in calls:
+        function = (call.get("function") or {}) if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping):
+            return Verdict(part="call", text=f"a call of another shape: {call!r:.80}")
+        name, arguments = function.get("name") or "", function.get("arguments") or ""
+        if not isinstance(name, str):
+            return Verdict(part="call", text=f"a call whose name is no text: {name!r:.80}")
+        if not isinstance(arguments, str):
+            return Verdict(
+                part="arguments", text=f"arguments are a JSON {_KINDS.get(type(arguments), 'value')}, no text"
+            )
+    return None
+
+
 def judge_call(answer: Answer, tool: Mapping[str, Any]) -> Verdict:
     """Return what is wrong with the first tool call of an answer, the least specific part first."""
+    misshapen = _misshapen(answer.tool_calls)
+    if misshapen is not None:
+        return misshapen
     calls = assembled(answer.tool_calls)
     if not calls:
         marks = marks_in(answer.text)
@@ -162,4 +182,4 @@ def _no_answer(look: Look, wanted: Wanted, name: str, error: EngineError, eviden
         look.abilities[Ability.TOOLS] = "refused"
         return not_offered(name, wanted, what="tool calls", observed=str(error), evidence=evidence, next_step=_START)
     look.abilities[Ability.TOOLS] = "unknown"
-    return look.failed(name, error, expected="an answer with a tool call", evidence=evidence)
+    return look.failed(f"{name}-answer", error, expected="an answer with a tool call", evidence=evidence)
