@@ -105,6 +105,15 @@ def test_what_an_engine_says_can_be_printed(tmp_path: Path) -> None:
     assert "tool calls (required)" in done.stdout
 
 
+def test_a_key_the_engine_repeats_is_printed_nowhere(tmp_path: Path) -> None:
+    with FakeEngine(Fault.KEY_REPEATED) as running:
+        running.token_delay_s = 0.001
+        done = accept(running.url, tmp_path, "--api-key-env", "VLLM_KEY", VLLM_KEY=KEY)
+    assert "vLLM 0.32.0Bearer [API key]" in done.stderr
+    assert KEY not in done.stdout + done.stderr
+    assert not [path for path in the_run(tmp_path).rglob("*") if path.is_file() and KEY in path.read_text("utf-8")]
+
+
 def test_a_standard_output_that_is_full_is_named(engine: FakeEngine, tmp_path: Path) -> None:
     with Path("/dev/full").open("w", encoding="utf-8") as full:
         done = subprocess.run(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from scripted_server import ScriptedServer, answering, json_answer, read_request
 
-from kimi_runbook.acceptance.client import EngineClient
+from kimi_runbook.acceptance.client import EngineClient, longest_of
 from kimi_runbook.acceptance.http import (
     BadAnswerError,
     BadStatusError,
@@ -52,6 +52,7 @@ def test_tokenize_counts_what_the_chat_route_charges() -> None:
         (b'{"object": "list"}', EngineClient.models),
         (b'{"tokens": ["a"]}', lambda client: client.tokenize("m", [], {})),
         (b'{"tokens": 7}', lambda client: client.tokenize("m", [], {})),
+        (b'{"choices": [{}], "usage": {"prompt_tokens": 1e999}}', lambda client: client.chat(CHAT)),
         (b"not json", EngineClient.version),
         (b"[]", EngineClient.version),
     ],
@@ -60,6 +61,12 @@ def test_answers_of_another_shape_are_bad_answers(answer: bytes, ask: Callable[[
     with ScriptedServer(answering(json_answer(answer))) as server, pytest.raises(BadAnswerError) as caught:
         ask(EngineClient(server.url, timeout_s=5))
     assert server.url in caught.value.where
+
+
+@pytest.mark.parametrize("told", ["4096", None, True, 0, 4096.5])
+def test_a_longest_context_that_is_no_number_is_not_told(told: object) -> None:
+    assert longest_of({"id": "k3", "max_model_len": told}) is None
+    assert longest_of({"id": "k3", "max_model_len": 4096}) == 4096
 
 
 def test_an_endpoint_below_a_path() -> None:

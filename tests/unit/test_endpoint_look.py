@@ -191,6 +191,14 @@ def test_what_is_not_vllm_is_named(answers: Answers, where: str, observed: str, 
     assert next_step in caught.value.next_step
 
 
+def test_an_answer_that_cannot_be_read_is_no_closed_port() -> None:
+    """A proxy that compresses unasked is reached: host and port are right."""
+    with FakeEngine(Fault.GZIP_ANYWAY) as engine, pytest.raises(RunbookError, match="gzip") as caught:
+        seen(engine.url)
+    assert caught.value.expected == "an answer as HTTP and vLLM write it"
+    assert "base URL" in caught.value.next_step
+
+
 def test_a_closed_port_is_told() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

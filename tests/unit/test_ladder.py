@@ -1,5 +1,7 @@
 """The ladder's pure parts: rungs, percentiles with losses, the knee, figures, and the checks on a rung's figures."""
 
+from dataclasses import replace
+
 import pytest
 
 from kimi_runbook.acceptance.client import Answer, Lag, Load, Outcome, Usage
@@ -189,6 +191,14 @@ def test_peaks_nobody_sampled_are_unknown_and_not_zero() -> None:
     found = ladder_checks([blind], 4)
     assert named(found, "sampled-under-load").state is State.WARN
     assert "kv-headroom" not in {check.name for check in found}
+
+
+def test_an_absent_counter_is_no_lack_of_memory() -> None:
+    nothing = Reading(expositions=(parse("http://x/metrics", "# TYPE other gauge\nother 1\n", "text/plain"),))
+    rung = replace(driven(outcome()), before=nothing, after=nothing)
+    found = named(ladder_checks([rung], 4), "no-preemption")
+    assert found.state is State.INCONCLUSIVE
+    assert "metrics URL" in found.next_step and "memory" not in found.next_step
 
 
 def test_the_peaks_checks_have_names_of_their_own() -> None:

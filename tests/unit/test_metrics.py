@@ -67,6 +67,23 @@ def test_declared_without_a_sample_is_zero_and_undeclared_is_absent() -> None:
     assert rust.total("vllm:num_preemptions") is None
 
 
+def test_a_value_that_is_no_number_is_absent() -> None:
+    broken = PYTHON.replace('engine="1",model_name="m"} 128.0', 'engine="1",model_name="m"} NaN')
+    assert reading(broken).total(HITS) is None
+    assert reading(broken).highest(HITS) is None
+    assert reading(broken).total(HITS, engine="0") == 256
+    assert delta(reading(PYTHON), reading(broken), HITS) is None
+
+
+def test_an_engine_is_a_label_of_one_endpoint() -> None:
+    one, two = PYTHON.replace('engine="1"', 'engine="0"'), PYTHON.replace('engine="0"', 'engine="2"')
+    running = '# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{engine="0"} 0\n'
+    assert reading(running).engine_count == 1
+    assert reading(running, running.replace('"0"', '"1"')).engine_count == 2
+    assert reading(running, running).engine_count == 2
+    assert reading(one, two).engine_count == 0
+
+
 def test_a_family_one_endpoint_lacks_is_absent_since_the_sum_would_be_partial() -> None:
     assert reading(PYTHON, "# TYPE other gauge\nother 1\n").total(HITS) is None
 

@@ -15,7 +15,7 @@ from kimi_runbook.acceptance.streaming.wire import Read
 _NS = 1_000_000_000
 _DECODE = json.JSONDecoder().decode  # json.loads without its checks of arguments, a tenth of the time per token
 
-OTHER_SHAPE = (AttributeError, KeyError, TypeError, ValueError)
+OTHER_SHAPE = (AttributeError, KeyError, OverflowError, TypeError, ValueError)
 """What taking a JSON value apart raises when it is not what the API promises."""
 
 

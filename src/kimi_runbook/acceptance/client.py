@@ -95,7 +95,7 @@ class EngineClient:
         """Return the served models."""
         cards = self._key("GET", "/v1/models", None, "data")
         try:
-            return tuple(ModelCard(name=str(card["id"]), max_model_len=card.get("max_model_len")) for card in cards)
+            return tuple(ModelCard(name=str(card["id"]), max_model_len=longest_of(card)) for card in cards)
         except OTHER_SHAPE as error:
             raise BadAnswerError(f"GET {self.endpoint}/v1/models", f"no list of models: {cards!r:.120}") from error
 
@@ -262,6 +262,12 @@ class EngineClient:
         return Outcome(
             label=request.label, intended_s=intended_s, sent_s=sent_s, ended_s=ended_s, answer=answer, error=failed
         )
+
+
+def longest_of(card: Mapping[str, Any]) -> int | None:
+    """Return the tokens of a prompt and its answer at most, from a served model's card; None where it tells none."""
+    value = card.get("max_model_len")
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
 class _Teller:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kimi_runbook.acceptance import metrics
-from kimi_runbook.acceptance.client import EngineClient
+from kimi_runbook.acceptance.client import EngineClient, longest_of
 from kimi_runbook.acceptance.endpoint import Options, Seen
 from kimi_runbook.acceptance.http import (
     BadAnswerError,
@@ -15,6 +15,7 @@ from kimi_runbook.acceptance.http import (
     ConnectionDroppedError,
     EngineError,
     TimedOutError,
+    TruncatedError,
     longest_s,
 )
 from kimi_runbook.acceptance.metrics import Reading
@@ -42,11 +43,8 @@ def look(options: Options) -> Seen:
         raise _not_vllm(f"GET {client.endpoint}/version", "JSON without a version")
     models = tuple(str(card["id"]) for card in cards if isinstance(card, dict) and card.get("id"))
     engines, problem = _engines(options)
-    longest = {
-        str(card["id"]): card["max_model_len"]
-        for card in cards
-        if isinstance(card, dict) and card.get("id") and isinstance(card.get("max_model_len"), int)
-    }
+    named = [card for card in cards if isinstance(card, dict) and card.get("id")]
+    longest = {str(card["id"]): tokens for card in named if (tokens := longest_of(card)) is not None}
     return Seen(models=models, version=version, engines=engines, metrics_problem=problem, longest=longest)
 
 
@@ -107,6 +105,8 @@ def _no_answer(error: EngineError) -> RunbookError:
         next_step = "Ask from this machine: curl -sS --max-time 10 on that URL; a firewall drops silently."
     elif isinstance(error, ConnectionDroppedError):
         expected, next_step = "an answer", "Compare http:// with what the port speaks: a port with TLS hangs up."
+    elif isinstance(error, BadAnswerError | TruncatedError):
+        expected, next_step = "an answer as HTTP and vLLM write it", _BASE_URL
     elif "certificate" in error.detail or "TLS" in error.detail:
         expected = "TLS with a certificate this machine trusts"
         next_step = "Compare host name, --ca-file and https:// with what the server has."

@@ -8,6 +8,7 @@ version at hand is in capabilities.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -74,26 +75,27 @@ class Reading:
     def total(self, family: str, **labels: str) -> float | None:
         """Return the family's sum over all engines and endpoints, or None when an endpoint does not declare it.
 
-        One endpoint without the family makes the sum a partial picture that looks healthy, so it counts as absent.
+        One endpoint without the family makes the sum a partial picture that looks healthy, so it counts as absent, and
+        so does a value that is no number (NaN).
         """
         if not all(family in exposition.types for exposition in self.expositions):
             return None
         wanted = set(labels.items())
-        return sum(
-            sample.value
-            for exposition in self.expositions
-            for sample in exposition.samples.get(family, ())
-            if wanted <= set(sample.labels)
+        return _number(
+            sum(
+                sample.value
+                for exposition in self.expositions
+                for sample in exposition.samples.get(family, ())
+                if wanted <= set(sample.labels)
+            )
         )
 
     def highest(self, family: str) -> float | None:
         """Return the family's highest sample over all engines (0 when declared without one), or None when absent."""
         if not all(family in exposition.types for exposition in self.expositions):
             return None
-        return max(
-            (sample.value for exposition in self.expositions for sample in exposition.samples.get(family, ())),
-            default=0.0,
-        )
+        values = [sample.value for exposition in self.expositions for sample in exposition.samples.get(family, ())]
+        return None if None in map(_number, values) else max(values, default=0.0)
 
     def label_sets(self, family: str) -> list[dict[str, str]]:
         """Return the labels of each of the family's samples; empty when there are none."""
@@ -226,6 +228,11 @@ def _values(family: Metric) -> list[Sample]:
         for item in family.samples
         if wanted is None or item.name == wanted
     ]
+
+
+def _number(value: float) -> float | None:
+    """Return the value, or None for one nothing can be computed with."""
+    return value if math.isfinite(value) else None
 
 
 def _labels(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

@@ -25,6 +25,7 @@ from kimi_runbook.acceptance.context import Context
 from kimi_runbook.acceptance.endpoint import (
     REQUEST_SETS,
     Options,
+    Seen,
     api_key,
     checked,
     plan_json,
@@ -111,7 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Look, say what will be done, do it, and return the verdict's exit code."""
     options = checked(options_of(arguments), os.environ)
     secret = api_key(options.access, os.environ)
-    seen = look(options)
+    seen = seen_without(secret, look(options))
     run_id = new_run_id()
     run_dir: Path = arguments.runs_dir / run_id
     plan = plan_of(options, seen, run_id, run_dir)
@@ -134,7 +135,7 @@ def run(arguments: argparse.Namespace) -> int:
                 for line in scope_lines(plan, seen, count):
                     print(line, file=sys.stderr)
                 with teller:
-                    _replay(chain, plan.steps, keep)
+                    _replay(chain, plan.steps, keep, secret)
             finally:
                 interrupts.hold()
         except KeyboardInterrupt:
@@ -215,6 +216,11 @@ def without(secret: str, record: Record) -> Record:
     return Record.from_json(_blotted(record.to_json(), secret))
 
 
+def seen_without(secret: str, seen: Seen) -> Seen:
+    """Return what the endpoint said of itself, without a secret it repeated: it is printed before the run."""
+    return seen if len(secret) < _SHORTEST_SECRET else replace(seen, version=seen.version.replace(secret, _BLOT))
+
+
 def command_line(options: Options, runs_dir: Path) -> str:
     """Return the command that asks the same again."""
     access, geometry = options.access, options.geometry
@@ -246,13 +252,13 @@ def command_line(options: Options, runs_dir: Path) -> str:
     return shlex.join(words)
 
 
-def _replay(chain: Chain, steps: Sequence[int], keep: Callable[[], object]) -> None:
+def _replay(chain: Chain, steps: Sequence[int], keep: Callable[[], object], secret: str) -> None:
     """Run every step, and keep the record after each: a run that is killed leaves what it had found."""
     for step in steps:
         try:
             chain.run(step)
         except Exception:  # a defect of a step; the chain has noted it, and runs nothing on top of it
-            traceback.print_exc()
+            print(_blotted(traceback.format_exc(), secret), end="", file=sys.stderr)
         keep()
 
 
@@ -325,6 +331,8 @@ def _closing(record: Record, written: Sequence[Path]) -> str:
 
 
 def _blotted(value: Any, secret: str) -> Any:
+    if len(secret) < _SHORTEST_SECRET:
+        return value
     if isinstance(value, str):
         return value.replace(secret, _BLOT)
     if isinstance(value, Mapping):

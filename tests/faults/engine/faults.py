@@ -10,6 +10,8 @@ class Fault(StrEnum):
 
     # the API as a whole
     HEALTH_KEPT = "/health is not passed on, as by a gateway: 403"
+    GZIP_ANYWAY = "answers are said to be compressed, though nobody asked for that"
+    KEY_REPEATED = "/version repeats the API key"
     REFUSAL_UNPRINTABLE = "a refusal holds half a surrogate pair and a terminal's commands"
     UNHEALTHY = "/health answers 503"
     PEER_KILLED = "the first request hangs, then every request answers 500 and /health 503"

@@ -52,7 +52,8 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/health":
             self._send(200 if engine.healthy else 503, b"")
         elif self.path == "/version":
-            self._json(200, {"version": engine.version})
+            told = self.headers.get("Authorization", "") if Fault.KEY_REPEATED in engine.faults else ""
+            self._json(200, {"version": engine.version + told})
         elif self.path == "/v1/models":
             card = {"id": engine.model, "object": "model", "max_model_len": engine.max_model_len}
             self._json(200, {"object": "list", "data": [card]})
@@ -273,6 +274,8 @@ class Handler(BaseHTTPRequestHandler):
             raise ConnectionAbortedError
         self.send_response(status)
         self.send_header("Content-Type", kind)
+        if Fault.GZIP_ANYWAY in self.engine.faults:
+            self.send_header("Content-Encoding", "gzip")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)

@@ -12,6 +12,7 @@ from kimi_runbook.acceptance.ladder.rungs import NOMINAL, PEAK, settings
 from kimi_runbook.acceptance.metrics import FINISHED, KV_USAGE, PREEMPTIONS, RUNNING, WAITING, Reading, delta, why_void
 from kimi_runbook.acceptance.result import Check, State, unknown, verify
 
+_ABSENT = "Compare what each metrics URL shows with vLLM's own page: a router or an older version leaves families out."
 _MORE = "Give the cache more memory, or lower --max-num-seqs."
 
 
@@ -45,7 +46,7 @@ def rung_checks(driven: Driven) -> list[Check]:
             observed="the counter is absent" if failed_there is None else f"{failed_there:g} ended in error or abort",
             expected="0",
             evidence=FINISHED,
-            next_step=LOG,
+            next_step=_ABSENT if failed_there is None else LOG,
             otherwise=State.INCONCLUSIVE if failed_there is None else State.FAIL,
         ),
     ]
@@ -140,7 +141,7 @@ def _preemption(name: str, rungs: Sequence[Driven]) -> list[Check]:
             observed="the counter is absent" if absent else observed,
             expected="0",
             evidence=PREEMPTIONS,
-            next_step=_MORE,
+            next_step=_ABSENT if absent else _MORE,
             otherwise=State.INCONCLUSIVE if absent else State.WARN,
         )
     ]
@@ -159,7 +160,7 @@ def _headroom(name: str, rungs: Sequence[Driven]) -> list[Check]:
             observed="the gauge is absent" if usage is None else f"peak {usage:.1%} of the KV cache",
             expected=f"below {limit:.0%}",
             evidence=KV_USAGE,
-            next_step="More KV memory, or another replica.",
+            next_step=_ABSENT if usage is None else "More KV memory, or another replica.",
             otherwise=State.INCONCLUSIVE if usage is None else State.WARN,
         )
     ]
