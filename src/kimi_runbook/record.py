@@ -150,9 +150,9 @@ class Record:
                 simulated=tuple(str(item) for item in value["simulated"]),
                 model=str(value["model"]),
                 endpoint=str(value["endpoint"]),
-                fingerprint=Fingerprint(**value["fingerprint"]),
-                expectation=tuple(value["expectation"]),
-                environment=dict(value["environment"]),
+                fingerprint=_fingerprint(value["fingerprint"]),
+                expectation=tuple(dict(item) for item in value["expectation"]),
+                environment={str(host): dict(env) for host, env in value["environment"].items()},
                 steps=tuple(StepResult.from_json(step) for step in value["steps"]),
                 observation=str(value["observation"]),
                 campaign=tuple(Entry.from_json(entry) for entry in value["campaign"]) if newer else (),
@@ -195,6 +195,15 @@ def schema() -> dict[str, Any]:
     text = resources.files("kimi_runbook").joinpath("data", "record.schema.json").read_text(encoding="utf-8")
     value: dict[str, Any] = json.loads(text)
     return value
+
+
+def _fingerprint(value: Mapping[str, Any]) -> Fingerprint:
+    """Return the fingerprint in a record; raises TypeError when a text in it is none."""
+    found = Fingerprint(**value)
+    for name in ("image_digest", "engine_version", "driver", "retention"):
+        if not isinstance(getattr(found, name), str | None):
+            raise TypeError(f"fingerprint: {name} is no text")
+    return found
 
 
 def _finite(value: Any) -> Any:

@@ -95,6 +95,20 @@ def test_what_is_no_record_is_refused(text: str, tmp_path: Path) -> None:
         load_record(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"expectation": "x"},
+        {"expectation": [1]},
+        {"environment": {"k3-a": 1}},
+        {"fingerprint": records.endpoint().to_json()["fingerprint"] | {"engine_version": 5}},
+    ],
+)
+def test_a_damaged_record_is_refused_before_a_report_trips_over_it(damage: dict[str, Any]) -> None:
+    with pytest.raises(RunbookError, match="does not hold together"):
+        Record.from_json(records.endpoint().to_json() | damage)
+
+
 def test_a_missing_record_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunbookError, match="no such file"):
         load_record(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from kimi_runbook.figures import Figures
@@ -100,7 +101,7 @@ def _expectation(record: Record) -> list[str]:
     seen: dict[str, Any] = {
         str(request.get("label")): request
         for step in record.steps
-        for request in step.figures.get("requests") or ()
+        for request in _rows(step.figures.get("requests"))
         if isinstance(request, dict)
     }
     rows = []
@@ -111,6 +112,10 @@ def _expectation(record: Record) -> list[str]:
         rows.append(tuple("-" if value is None else value for value in (*known, *got)))
     head = ("request", "prompt tokens", "expected hits", "counted", "cached_tokens", "first token (s)")
     return ["## Prefix cache, computed before the first request", "", *_table(head, rows)]
+
+
+def _rows(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else ()
 
 
 def _load(record: Record) -> list[str]:
