@@ -177,3 +177,17 @@ def test_rungs_that_were_not_looked_at_are_one_reason(tmp_path: Path) -> None:
     reasons = [reason for reason in judge_steps([result]).reasons if "not looked at" in reason.text]
     assert len(reasons) == 1
     assert "(also c2.streams-complete, c4.streams-complete, nominal.streams-complete)" in reasons[0].text
+
+
+def test_a_restart_between_two_steps_is_seen(tmp_path: Path) -> None:
+    """It falls into no request's and no rung's window, and the engine is well again when the ladder begins."""
+    with FakeEngine() as engine:
+        run = asked(engine, tmp_path, concurrency=1)
+        run.client.chat(run.chat_body([{"role": "user", "content": "hi"}]))
+        run.last_reading = run.read_metrics()
+        engine.start_engine()
+        engine.started += 5
+        result = step4_concurrency.run(run)
+    first = result.unmet()[0]
+    assert (first.name, first.state) == ("warm-up.window", State.INCONCLUSIVE)
+    assert "process_start_time_seconds" in first.observed

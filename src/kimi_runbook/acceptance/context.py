@@ -32,6 +32,7 @@ class Context:
         expectation: Set by step 3 before its first request, for the record.
         facts: What steps observed of the engine and its nodes, by name; several values where nodes disagree.
         requests: Request shapes sent, without their salts; their hash goes into the fingerprint.
+        last_reading: The counters as the latest window left them; a restart between two windows shows against them.
         listener: Is told how far the run is.
         step: The step that runs, set by the chain.
     """
@@ -46,6 +47,7 @@ class Context:
     expectation: list[dict[str, Any]] = field(default_factory=list)
     facts: dict[str, set[str]] = field(default_factory=dict)
     requests: list[dict[str, Any]] = field(default_factory=list)
+    last_reading: Reading | None = None
     listener: Listener = silent
     step: int = 0
 

@@ -80,6 +80,7 @@ def _measure(context: Context, geometry: Geometry, before: Reading, figures: dic
         failed, figures["memory"] = _send(context, sender, protocol, expectation)
     finally:
         figures |= _request_figures(sender.sent, before, sender.last)
+        context.last_reading = sender.last
     checks = windows(context, sender.sent) if sender.sent else []
     if failed is not None:
         checks.append(failed)

@@ -19,6 +19,7 @@ from kimi_runbook.acceptance.ladder.failures import LOG, failure_checks
 from kimi_runbook.acceptance.ladder.figures import figures, is_complete, peak
 from kimi_runbook.acceptance.ladder.judge import complete_check, knee_of, ladder_checks, rung_checks
 from kimi_runbook.acceptance.ladder.rungs import AFTER, WARM_UP, Rung, rungs_of, settings
+from kimi_runbook.acceptance.metrics import why_void
 from kimi_runbook.acceptance.plan import AcceptancePlan
 from kimi_runbook.acceptance.progress import Batch
 from kimi_runbook.acceptance.result import Check, State, StepResult, unknown
@@ -104,6 +105,7 @@ class _Climb:
         return all(check.state.lets_next_layer_run for check in self._checks)
 
     def _judge(self, driven: Driven) -> None:
+        self._checks += self._restarted(driven)
         complete, timed = all(map(is_complete, driven.load.outcomes)), driven.rung in self._rungs
         if not complete:
             self._checks += failure_checks(self._context, driven, completed_before=self._any_complete)
@@ -113,6 +115,16 @@ class _Climb:
         if timed:
             self._driven.append(driven)
             self._complete += [driven] if complete else []
+
+    def _restarted(self, driven: Driven) -> list[Check]:
+        """Return the check of an engine that was started again since the last window: step 3's, or the rung before."""
+        last = self._context.last_reading
+        self._context.last_reading = driven.after or driven.before
+        void = why_void(last, driven.before) if last is not None else ""
+        if not void:
+            return []
+        expected = "no restart since the last request before it"
+        return [unknown(f"{driven.rung.label}.window", void, expected=expected, next_step=LOG)]
 
     def result(self, *, interrupted: bool = False) -> StepResult:
         """Return what the climb has found so far."""
