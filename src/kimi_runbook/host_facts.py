@@ -339,7 +339,8 @@ class TransactionFacts:
 
     Attributes:
         state: open, failed or done; unreadable where the file is there and makes no sense.
-        step: The step it stands at, or ended with. begun: every step that run had begun, in order.
+        step: The step it stands at, or ended with. begun: Every step that run had begun, in order.
+        interrupted: Those of them that have not ended.
         reason: Why it failed, or why the file cannot be read.
         durations: Step to the seconds it has taken here, the newest last.
     """
@@ -348,6 +349,7 @@ class TransactionFacts:
     run: str = ""
     step: str = ""
     begun: tuple[str, ...] = ()
+    interrupted: tuple[str, ...] = ()
     lock_digest: str = ""
     reason: str = ""
     lease: LeaseFacts | None = None

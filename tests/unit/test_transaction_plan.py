@@ -22,21 +22,26 @@ ALL = steps.ROLES
 @pytest.mark.parametrize(
     ("planned", "interrupted", "begun", "wanted"),
     [
-        pytest.param(["gpu_driver"], None, (), ["drain", "gpu_driver", "audit", "restore"], id="driver"),
-        pytest.param(["interconnect"], None, (), ["interconnect", "audit"], id="gentle-needs-no-drain"),
+        pytest.param(["gpu_driver"], "", (), ["drain", "gpu_driver", "audit", "restore"], id="driver"),
+        pytest.param(["interconnect"], "", (), ["interconnect", "audit"], id="gentle-needs-no-drain"),
+        pytest.param(["engine_image", "model_weights"], "", (), ["engine_image", "model_weights", "audit"], id="fetch"),
         pytest.param(
-            ["engine_image", "model_weights"], None, (), ["engine_image", "model_weights", "audit"], id="fetch"
+            ["fabric_services", "rdma"], "", (), ["drain", "rdma", "fabric_services", "audit", "restore"], id="order"
         ),
-        pytest.param(
-            ["fabric_services", "rdma"], None, (), ["drain", "rdma", "fabric_services", "audit", "restore"], id="order"
-        ),
-        pytest.param(["engine"], None, (), ["audit"], id="left-to-serve"),
+        pytest.param(["engine"], "", (), ["audit"], id="left-to-serve"),
         pytest.param(
             [],
             "gpu_driver",
             ("drain", "gpu_driver"),
             ["drain", "gpu_driver", "audit", "restore"],
             id="killed-in-driver",
+        ),
+        pytest.param(
+            [],
+            "rdma drain",
+            ("drain", "rdma"),
+            ["drain", "rdma", "audit", "restore"],
+            id="killed-twice",
         ),
         pytest.param([], "drain", ("drain",), ["drain", "audit", "restore"], id="killed-while-draining"),
         pytest.param([], "restore", ("drain", "rdma", "restore"), ["audit", "restore"], id="killed-while-restoring"),
@@ -50,8 +55,8 @@ ALL = steps.ROLES
         ),
     ],
 )
-def test_due(planned: list[str], interrupted: str | None, begun: tuple[str, ...], wanted: list[str]) -> None:
-    assert list(steps.due(planned, ALL, interrupted, begun)) == wanted
+def test_due(planned: list[str], interrupted: str, begun: tuple[str, ...], wanted: list[str]) -> None:
+    assert list(steps.due(planned, ALL, interrupted.split(), begun)) == wanted
 
 
 def test_due_plays_only_what_the_frame_plays() -> None:

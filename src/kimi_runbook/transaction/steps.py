@@ -45,7 +45,7 @@ ROLES = tuple(dict.fromkeys(step.role for step in STEPS if step.name not in (AUD
 def due(
     planned: Collection[str],
     played: Collection[str],
-    interrupted: str | None = None,
+    interrupted: Collection[str] = (),
     begun: Collection[str] = (),
 ) -> tuple[str, ...]:
     """Return the names of the steps that are due on a host, in order.
@@ -53,8 +53,8 @@ def due(
     Args:
         planned: Roles that its plan names.
         played: Roles that this frame plays; a role that is planned and not among them is left to others.
-        interrupted: The step an earlier run was in when it ended. It is played again even where the plan names nothing
-            for it: what a killed task leaves behind need not be visible to a snapshot.
+        interrupted: Steps that earlier runs had begun and not ended. They are played again even where the plan names
+            nothing for them: what a killed task leaves behind need not be visible to a snapshot.
         begun: Steps that earlier run had begun; a drained host is restored, whatever is planned now.
 
     Raises:
@@ -73,14 +73,14 @@ def due(
         for step in STEPS
         if step.name not in (DRAIN, AUDIT, RESTORE)
         and step.role in played
-        and (step.role in planned or step.name == interrupted)
+        and (step.role in planned or step.name in interrupted)
     }
     disruptive = any(step.name in wanted and step.disruptive for step in STEPS)
     drained = "node_drain" in played and (disruptive or DRAIN in begun)
     if drained:
         wanted.add(RESTORE)
         # One that was interrupted while draining, or later, is drained once more: it may have come back by a reboot.
-        if disruptive or interrupted == DRAIN:
+        if disruptive or DRAIN in interrupted:
             wanted.add(DRAIN)
     return tuple(name for name in NAMES if name in wanted or name == AUDIT)
 
