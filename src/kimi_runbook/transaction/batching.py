@@ -45,6 +45,7 @@ def batches(  # noqa: PLR0913 - what a fleet is made of
     domains: Mapping[str, str],
     serving: Iterable[Sequence[str]] = (),
     min_up: int = 0,
+    lenient: bool = False,
 ) -> tuple[tuple[str, ...], ...]:
     """Cut the hosts to change into batches; the first is the canary.
 
@@ -56,6 +57,8 @@ def batches(  # noqa: PLR0913 - what a fleet is made of
         domains: Host to the name of its NVLink domain.
         serving: The replicas that serve now. Only these count as capacity.
         min_up: Replicas that must keep serving; batches are made smaller for its sake.
+        lenient: Give a unit that takes down too many a batch of its own instead of raising: for a plan that is only
+            shown. What applies it asks again.
 
     Raises:
         RunbookError: No size, or one that is no positive number or share; or one unit alone would take down more
@@ -70,7 +73,7 @@ def batches(  # noqa: PLR0913 - what a fleet is made of
     found: list[list[tuple[str, ...]]] = []
     for unit in cut:
         alone = _taken_down([unit], up)
-        if min_up and alone > may_go:
+        if min_up and alone > may_go and not lenient:
             raise RunbookError(
                 where="provision_min_up",
                 observed=f"{len(up)} of {len(replicas)} replicas serve, and changing {', '.join(unit)} together "

@@ -23,13 +23,15 @@ class HostOutcome:
         step: The step it stands at, or that failed.
         drained: Whether it was drained and has not been restored.
         reason: Why it failed, in the words of the task.
-        seconds: Time from begin to the last thing recorded.
+        began: When it began, in seconds of the epoch; 0 while it has not.
+        seconds: Time from then to the last thing recorded.
     """
 
     state: str = "not_begun"
     step: str = ""
     drained: bool = False
     reason: str = ""
+    began: int = 0
     seconds: int = 0
 
 
