@@ -10,12 +10,14 @@ import socket
 import time
 from pathlib import Path
 
+from ansible import constants
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
 from kimi_runbook.errors import RunbookError
 from kimi_runbook.plan import Plan
+from kimi_runbook.reading import parse_yaml, read_text
 from kimi_runbook.transaction.outcome import Outcome
 from kimi_runbook.transaction.outcome_file import change_outcome
 from kimi_runbook.transaction.steps import due, entries
@@ -26,7 +28,8 @@ _MODULE = ("action", "dir", "step", "reason", "end", "take_over", "ttl_s")
 class ActionModule(ActionBase):
     """Arguments: those of the module, but ``run`` is kimi_run; on begin ``plan`` and the ``roles`` that are played.
 
-    Returns the module's answer, on begin with ``due``, the steps this host takes, and ``entries``, what each plays.
+    Returns the module's answer, on begin with ``due``, the steps this host takes, ``entries``, what each plays, and
+    ``handlers``, those of the roles whose step an earlier run did not end.
     """
 
     TRANSFERS_FILES = False
@@ -56,6 +59,11 @@ class ActionModule(ActionBase):
                 planned = {item.role for item in plan.hosts.get(host, ())}
                 result["due"] = list(due(planned, args["roles"], answer["interrupted"], answer["begun"]))
                 result["entries"] = entries()
+                result["handlers"] = {
+                    name: _handlers(result["entries"][name]["role"])
+                    for name in result["due"]
+                    if name in answer["interrupted"]
+                }
             if answer["note"]:
                 Display().display(f"{host}: {answer['note']}")
             self._note(args, host, _changes(args, answer))
@@ -78,6 +86,16 @@ class ActionModule(ActionBase):
             return outcome.with_host(host, began=began, seconds=now - began, **changes)
 
         change_outcome(Path(args["run"]["dir"]), change)
+
+
+def _handlers(role):
+    """Return the names of a role's handlers: a killed run takes its notifications with it."""
+    for folder in constants.DEFAULT_ROLES_PATH:
+        path = Path(folder) / role / "handlers/main.yml"
+        if path.is_file():
+            tasks = parse_yaml(read_text(path), str(path)) or []
+            return [str(task["name"]) for task in tasks if "name" in task]
+    return []
 
 
 def _changes(args, answer):
