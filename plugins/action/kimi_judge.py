@@ -11,7 +11,7 @@ from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 
 from kimi_runbook.errors import RunbookError
-from kimi_runbook.findings import left_behind, unsettled
+from kimi_runbook.findings import FLEET, left_behind, unsettled
 from kimi_runbook.judge import examine_fleet
 from kimi_runbook.lock import parse_lock
 from kimi_runbook.plan import build_plan, render_findings_table
@@ -28,7 +28,7 @@ class ActionModule(ActionBase):
     """Arguments: run, lock, batches, settled_roles, hosts. Returns plan, findings, ``provision`` and ``fleet``.
 
     Fails on a stop. ``hosts`` names those to judge in the middle of their change, where what stands in their state
-    files is this run's own.
+    files is this run's own; then nothing fails, and ``flaws`` says per host what is not as it must be.
     """
 
     TRANSFERS_FILES = False
@@ -86,6 +86,8 @@ class ActionModule(ActionBase):
             + f"\nWritten to {run_dir}/findings{suffix}.json and plan{suffix}.json"
         )
 
+        if args.get("hosts"):
+            return {**result, "changed": False, "plan": plan.to_json(), "flaws": _flaws(findings, args, hosts)}
         stops = [finding for finding in findings if finding.severity == "stop"] + left_behind(findings)
         if stops:
             raise AnsibleActionFail("\n".join(map(_sentence, stops)) + ("" if look > 1 else "\nNothing was changed."))
@@ -100,6 +102,17 @@ class ActionModule(ActionBase):
             "provision": [host for batch in plan.batches for host in batch],
             "fleet": fleet,
         }
+
+
+def _flaws(findings, args, hosts):
+    """Return host to the sentences about what stops it or is left to do there; what is the fleet's is every host's."""
+    found = [finding for finding in findings if finding.severity == "stop"] + left_behind(findings)
+    found += unsettled(findings, args["settled_roles"])
+    flaws = {}
+    for finding in found:
+        for host in hosts if finding.host == FLEET else [finding.host]:
+            flaws.setdefault(host, []).append(_sentence(finding))
+    return flaws
 
 
 def _fleet(snapshots, hostvars):
