@@ -12,6 +12,8 @@ import sys
 import time
 from pathlib import Path
 
+import host_probe
+import host_snapshot
 import pytest
 import transaction_file as tf
 
@@ -278,3 +280,19 @@ def test_a_lock_nobody_lets_go_of_is_named(tmp_path):
 def test_the_library_reads_what_the_module_shows(state):
     facts = read(TransactionFacts, Fields(json.loads(json.dumps(tf.view(state, at(30)))), "snapshot"))
     assert (facts.state, facts.step, list(facts.interrupted)) == (state["state"], state["step"], state["interrupted"])
+
+
+def test_a_snapshot_names_the_run_and_hides_secrets(tmp_path):
+    """The names of runs look random, and redaction takes what looks random for a secret."""
+    folder = tmp_path / "var/lib/kimi-runbook"
+    run = "20261130T235156Z-e2b7"
+    reason = "curl -H 'Authorization: Bearer hf_AbCdEfGhIjKlMnOpQrStUvWxYz012345' failed"
+    for action in ("begin", "fail"):
+        tf.apply(str(folder), action, request(run, reason=reason))
+    tf.apply(str(folder), "begin", request(run))
+    seen = host_snapshot.standing(host_probe.Probe(root=tmp_path), "/var/lib/kimi-runbook")
+    assert seen["run"] == seen["lease"]["run"] == run
+    tf.apply(str(folder), "fail", request(run, reason=reason))
+    seen = host_snapshot.standing(host_probe.Probe(root=tmp_path), "/var/lib/kimi-runbook")
+    assert "hf_AbCd" not in json.dumps(seen)
+    assert host_snapshot.standing(host_probe.Probe(root=tmp_path / "none"), "/var/lib/kimi-runbook") is None
