@@ -202,6 +202,7 @@ def take(probe, wanted, sections=None):
         pid = ((the_engine or {}).get("container") or {}).get("pid")
         the_image["stack"] = part("image stack", lambda: stack(probe, wanted["image"], pid))
     log = part("kernel log", lambda: kernel_log(probe), {"readable": False, "lines": [], "cut": 0})
+    left = part("transaction", lambda: standing(probe, folder))
     held = part("holders", lambda: open_devices(probe)[0])
     mtu, speed = part("links", lambda: links(probe), ({}, {}))
     snapshot = {
@@ -249,7 +250,7 @@ def take(probe, wanted, sections=None):
             snapshot["cut"][name] = count
     shown = redaction.shapes(snapshot)
     # By hand: the names of runs look random, and are what a person must be told.
-    shown["transaction"] = part("transaction", lambda: standing(probe, folder))
+    shown["transaction"] = left
     return fitted(shown)
 
 
