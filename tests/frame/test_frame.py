@@ -52,7 +52,9 @@ def test_every_role_in_order_and_nothing_on_a_repeat(tmp_path: Path) -> None:
     cost = re.search(r"cost: (\d+) tasks, run (\d+) times", again.output)
     assert cost
     played = [name for name in site.tasks() if name.partition(" ")[0] not in ("host_snapshot",)]
-    print(f"\na repeat on {len(PAIR)} hosts costs {cost[1]} tasks, run {cost[2]} times:", *site.tasks(), sep="\n  ")
+    before_it = re.search(r"cost: (.*)", first.output)
+    print(f"\nthe change cost {before_it and before_it[1]}")
+    print(f"a repeat on {len(PAIR)} hosts costs {cost[1]} tasks, run {cost[2]} times:", *site.tasks(), sep="\n  ")
     assert played == []
 
 
