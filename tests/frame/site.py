@@ -70,7 +70,9 @@ _RESTORE = """\
 _PREVIOUS = """\
 - name: Find the previous lock
   ansible.builtin.set_fact:
-    kimi_previous_lock: "{{ lookup('ansible.builtin.file', frame_previous_lock) | from_json }}"
+    kimi_previous_lock:
+      file: "{{ frame_previous_lock }}"
+      lock: "{{ lookup('ansible.builtin.file', frame_previous_lock) | from_json }}"
 """
 
 
