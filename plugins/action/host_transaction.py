@@ -99,12 +99,12 @@ def _handlers(role):
 
 
 def _changes(args, answer):
-    action, step = args["action"], answer["transaction"]["step"] if answer["transaction"] else ""
-    if action == "begin":
-        return {"state": "open", "step": step, "drained": "drain" in answer["begun"], "reason": ""}
-    if action == "step":
-        drained = {"drained": True} if step == "drain" else {}
-        return {"state": "open", "step": step, **drained}
-    if action == "fail":
-        return {"state": "failed", "step": step, "reason": args.get("reason", "")}
-    return {"state": args.get("end", "done"), "step": step, "drained": False}
+    """Return what an action changes in the outcome of its host."""
+    now = answer["transaction"] or {"step": "", "begun": [], "interrupted": []}
+    # A drain that has begun and not ended may have been refused.
+    drained = "drain" in now["begun"] and "drain" not in now["interrupted"]
+    if args["action"] == "commit":
+        return {"state": args.get("end", "done"), "step": now["step"], "drained": False}
+    if args["action"] == "fail":
+        return {"state": "failed", "step": now["step"], "drained": drained, "reason": args.get("reason", "")}
+    return {"state": "open", "step": now["step"], "drained": drained, "reason": ""}

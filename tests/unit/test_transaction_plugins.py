@@ -173,13 +173,15 @@ def change(project_root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     return Acting(project_root, monkeypatch, tmp_path, "host_transaction")
 
 
-def standing(step: str, **more: Any) -> dict[str, Any]:
-    return {"transaction": {"step": step}, "interrupted": [], "begun": [], "note": "", **more}
+def standing(step: str, begun: tuple[str, ...] = (), ended: bool = True, **more: Any) -> dict[str, Any]:
+    now = {"step": step, "begun": list(begun), "interrupted": [] if ended else list(begun)}
+    return {"transaction": now, "interrupted": [], "begun": [], "note": "", **more}
 
 
 def test_a_change_from_begin_to_commit(change: Acting) -> None:
     plan = a_plan(("a",), ("b",)).to_json()
-    change.answers = [standing("begin", note="took over from run r0"), standing("drain"), standing("commit")]
+    change.answers = [standing("begin", note="took over from run r0"), standing("drain", ("drain",), ended=False)]
+    change.answers += [standing("gpu_driver", ("drain",)), standing("commit")]
     begun = change.act(action="begin", plan=plan, roles=["gpu_driver", "node_drain"], ttl_s=60, take_over="r0")
     assert begun["due"] == ["drain", "gpu_driver", "audit", "restore"]
     assert begun["entries"]["restore"] == {"role": "node_drain", "entry": "restore"}
@@ -189,7 +191,10 @@ def test_a_change_from_begin_to_commit(change: Acting) -> None:
     assert asked["plan_digest"].startswith("sha256:") and "@" in asked["owner"] and "plan" not in asked
     change.act(action="step", step="drain")
     outcome = load_outcome(change.run_dir)
-    assert outcome and (outcome.hosts["a"].step, outcome.hosts["a"].drained) == ("drain", True)
+    assert outcome and (outcome.hosts["a"].step, outcome.hosts["a"].drained) == ("drain", False)
+    change.act(action="step", step="gpu_driver")
+    outcome = load_outcome(change.run_dir)
+    assert outcome and (outcome.hosts["a"].step, outcome.hosts["a"].drained) == ("gpu_driver", True)
     change.act(action="commit")
     outcome = load_outcome(change.run_dir)
     assert outcome and (outcome.hosts["a"].state, outcome.hosts["a"].drained) == ("done", False)
@@ -197,7 +202,7 @@ def test_a_change_from_begin_to_commit(change: Acting) -> None:
 
 def test_an_interrupted_step_calls_its_roles_handlers(change: Acting) -> None:
     plan = a_plan(("b",)).to_json()
-    change.answers = [standing("rdma", interrupted=["rdma"], begun=["rdma"])]
+    change.answers = [standing("rdma") | {"interrupted": ["rdma"], "begun": ["rdma"]}]
     begun = change.act(action="begin", plan=plan, roles=["rdma"])
     assert begun["due"] == ["rdma", "audit"]
     assert begun["handlers"] == {"rdma": ["Let systemd read its own limits again"]}
