@@ -107,4 +107,4 @@ def _changes(args, answer):
         return {"state": args.get("end", "done"), "step": now["step"], "drained": False}
     if args["action"] == "fail":
         return {"state": "failed", "step": now["step"], "drained": drained, "reason": args.get("reason", "")}
-    return {"state": "open", "step": now["step"], "drained": drained, "reason": ""}
+    return {"state": "open", "step": now["step"], "drained": drained}

@@ -193,6 +193,7 @@ def test_a_canary_whose_audit_fails_goes_back_to_the_previous_lock(tmp_path: Pat
     state = site.state("a")
     assert state and [row["end"] for row in state["history"]] == ["failed", "rolled_back"]
     assert "rolled back to the previous lock" in stopped.output
+    assert "/etc/frame/rdma" in site.outcome()["hosts"]["a"]["reason"], "why it was rolled back"
     assert site.journal("b") == []
 
 
