@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv lint prerequisites unit docs lab lab-status lab-down molecule e2e bench test test-full clean
+.PHONY: help venv lint prerequisites unit docs lab lab-status lab-down molecule e2e frame bench test test-full clean
 
 help: ## Show every target with what it does
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ molecule: venv ## Run `molecule test -s site`: the same playbooks from bare lab 
 e2e: venv ## Run playbooks on the lab through ansible-runner: drift restored, faults stopped
 	$(BIN)/python -m pytest tests/e2e
 
+frame: venv ## Run the frame of provision on fake hosts, killed after each task in turn (FRAME_KILL=::4 for every fourth)
+	$(BIN)/python -m pytest tests/frame
+
 bench: venv ## Measure the client against a server that does nothing (about a minute; docs/performance.md)
 	$(BIN)/python -m tests.bench.client_lag
 
@@ -58,6 +61,7 @@ test: lint prerequisites unit ## What CI runs: lint, unit tests, the site scenar
 	$(BIN)/python -m pytest tests/e2e -m "not full"
 
 test-full: lint prerequisites unit ## Everything, slow cases included
+	$(BIN)/python -m pytest tests/frame
 	$(MAKE) molecule
 	$(BIN)/python -m pytest tests/e2e
 

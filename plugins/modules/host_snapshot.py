@@ -62,6 +62,10 @@ options:
     description: Folder of the model's files to count, with the revision and the checksums recorded beside them.
     type: str
     default: ""
+  transaction_dir:
+    description: Folder of the state file that a run which changes the host keeps there.
+    type: path
+    default: /var/lib/kimi-runbook
   initramfs:
     description: Whether to look for the driver inside the initramfs of the running and the next kernel, which costs the
       decompression of each, about a second of CPU.
@@ -132,6 +136,9 @@ from ansible.module_utils.kernel_probe import iommu, kernel
 from ansible.module_utils.network_probe import addresses, links, listening, open_devices
 from ansible.module_utils.package_probe import holds, packages, pins
 from ansible.module_utils.rdma_probe import rdma, rdma_devices
+from ansible.module_utils.transaction_file import moment as present
+from ansible.module_utils.transaction_file import read as read_transaction
+from ansible.module_utils.transaction_file import view as transaction
 from ansible.module_utils.unit_probe import CLOCKS, UPDATERS, ask, clock, memlock, moment, units, updaters
 from ansible.module_utils.weights_probe import weights
 
@@ -184,6 +191,7 @@ def take(probe, wanted, sections=None):
     """Return the whole snapshot for one set of questions."""
     part = (sections or Sections(probe)).ask
     unit = wanted.get("engine_unit") or ""
+    folder = wanted.get("transaction_dir") or "/var/lib/kimi-runbook"
     asked = [*wanted["units"], *(f"{name}.service" for name in SERVICES), *UPDATERS, *CLOCKS, "docker.service", unit]
     part("units", lambda: ask(probe, [name for name in asked if name]))
     the_driver = part("driver", lambda: driver(probe, wanted.get("initramfs", True)), {})
@@ -194,6 +202,7 @@ def take(probe, wanted, sections=None):
         pid = ((the_engine or {}).get("container") or {}).get("pid")
         the_image["stack"] = part("image stack", lambda: stack(probe, wanted["image"], pid))
     log = part("kernel log", lambda: kernel_log(probe), {"readable": False, "lines": [], "cut": 0})
+    left = part("transaction", lambda: standing(probe, folder))
     held = part("holders", lambda: open_devices(probe)[0])
     mtu, speed = part("links", lambda: links(probe), ({}, {}))
     snapshot = {
@@ -232,13 +241,23 @@ def take(probe, wanted, sections=None):
         "holds": part("holds", lambda: holds(probe)),
         "pins": part("pins", lambda: pins(probe)),
         "holders": None if held is None else held[:_MOST_HOLDERS],
+        "transaction": None,
         "cut": {},
         "errors": probe.errors,
     }
     for name, count in (("kernel_log.lines", log["cut"]), ("holders", len(held or ()) - _MOST_HOLDERS)):
         if count > 0:
             snapshot["cut"][name] = count
-    return fitted(redaction.shapes(snapshot))
+    shown = redaction.shapes(snapshot)
+    # By hand: the names of runs look random, and are what a person must be told.
+    shown["transaction"] = left
+    return fitted(shown)
+
+
+def standing(probe, folder):
+    """Return what the state file says of the last change, its reason redacted."""
+    seen = transaction(read_transaction(str(probe.path(folder))), present())
+    return seen and {**seen, "reason": redaction.shapes(seen["reason"])}
 
 
 # Lists that may be shortened, the most expendable first; a path's parts are separated by dots.
@@ -292,6 +311,7 @@ def main():
             "container_files": strings,
             "engine_unit": {"type": "str", "default": ""},
             "weights_path": {"type": "str", "default": ""},
+            "transaction_dir": {"type": "path", "default": "/var/lib/kimi-runbook"},
             "initramfs": {"type": "bool", "default": True},
             "timeout_s": {"type": "int", "default": 10},
             "budget_s": {"type": "int", "default": 90},

@@ -318,3 +318,39 @@ class ProbeError:
 
     probe: str
     message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseFacts:
+    """Who works on the host: the run, its owner, how long ago it last renewed the lease and when that runs out.
+
+    Both spans are counted on the host, so that no other clock matters.
+    """
+
+    run: str
+    owner: str
+    age_s: int
+    expires_in_s: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionFacts:
+    """What the host's state file says of the last run that changed it.
+
+    Attributes:
+        state: open, failed or done; unreadable where the file is there and makes no sense.
+        step: The step it stands at, or ended with. begun: Every step that run had begun, in order.
+        interrupted: Those of them that have not ended.
+        reason: Why it failed, or why the file cannot be read.
+        durations: Step to the seconds it has taken here, the newest last.
+    """
+
+    state: str
+    run: str = ""
+    step: str = ""
+    begun: tuple[str, ...] = ()
+    interrupted: tuple[str, ...] = ()
+    lock_digest: str = ""
+    reason: str = ""
+    lease: LeaseFacts | None = None
+    durations: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

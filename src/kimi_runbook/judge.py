@@ -25,6 +25,7 @@ from kimi_runbook.rules import (
     pins,
     service,
     system,
+    transaction,
 )
 from kimi_runbook.rules import state as settings
 from kimi_runbook.snapshot import Snapshot
@@ -36,7 +37,7 @@ CHECKS = tuple(
     check
     for module in (
         *(host, image, driver, driver_parts, pins, settings, engine),
-        *(gpus, fabric, network, service, system),
+        *(gpus, fabric, network, service, system, transaction),
     )
     for check in module.CHECKS
 )

@@ -33,8 +33,9 @@ class Plan:
     Attributes:
         run_id: The run that made it.
         lock_digest: Digest of the lock it leads to.
-        hosts: Every host of the batches, with what is to be done there; empty when nothing is.
-        batches: Hosts that change together, in order; the first is the canary.
+        hosts: Every judged host, with what is to be done there; empty when nothing is.
+        batches: Hosts that change together, in order; the first is the canary. Hosts on which only serve has work, or
+            nobody, are in none.
     """
 
     run_id: str

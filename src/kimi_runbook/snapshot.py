@@ -31,6 +31,7 @@ from kimi_runbook.host_facts import (
     RdmaFacts,
     RdmaPort,
     RuntimeFacts,
+    TransactionFacts,
     UnitFacts,
     Updater,
     WeightsFacts,
@@ -55,6 +56,7 @@ class Snapshot:
         accelerators: GPUs of any vendor on the PCI bus, whether or not a driver answers for them.
         holds: Packages held or version-locked. pins: Files that steer versions.
         holders: Processes with a device below /dev/nvidia* open, one row per process and device.
+        transaction: What the last run that changed the host left in its state file; None where there is none.
         cut: List to the number of rows left out of it, so that a snapshot stays small.
     """
 
@@ -88,6 +90,7 @@ class Snapshot:
     holds: tuple[str, ...] | None = None
     pins: tuple[PinFile, ...] | None = None
     holders: tuple[Holder, ...] | None = None
+    transaction: TransactionFacts | None = None
     cut: Mapping[str, int] = field(default_factory=dict)
     errors: tuple[ProbeError, ...] = ()
 

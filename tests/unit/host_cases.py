@@ -24,6 +24,10 @@ def line(kind: str) -> dict[str, Any]:
     return {"kernel_log|lines": [{"at": "2026-11-30T13:00:00Z", "kind": kind, "text": f"a line about {kind}"}]}
 
 
+def left(state: str, **more: str) -> dict[str, Any]:
+    return {"transaction": {"state": state, "run": "r1", "step": "gpu_driver", **more}}
+
+
 FOREIGN = [{"pid": 9, "name": "/usr/bin/jupyter", "used_mib": 4000}]
 
 # Case: id, what is changed, the codes, and the host's verdict. Those about the driver are in driver_cases.py.
@@ -163,6 +167,10 @@ HOST: list[tuple[str, dict[str, Any], list[str], str]] = [
     ("oom", line("oom"), ["kernel.log_processes"], "ok"),
     ("clock", {"clock": {"synchronized": False, "source": None}}, ["clock.unsynchronized"], "ok"),
     ("updater", {"updaters": [{"name": UPDATES, "active": True, "enabled": True}]}, ["updates.automatic"], "ok"),
+    ("killed-run", left("open"), ["transaction.unfinished"], "install"),
+    ("failed-run", left("failed", reason="apt: no"), ["transaction.unfinished"], "install"),
+    ("unreadable-state-file", left("unreadable"), ["transaction.unfinished"], "install"),
+    ("finished-run", left("done"), [], "ok"),
     ("updater-off", {"updaters": [{"name": UPDATES, "active": False, "enabled": False}]}, [], "ok"),
     ("updater-unknown", {"updaters": [{"name": "autopatch.timer", "enabled": True}]}, ["updates.automatic"], "ok"),
     ("port-down", {"rdma_devices|1|state": "DOWN"}, ["rdma.port_down"], "ok"),

@@ -11,6 +11,8 @@ sys.path.insert(0, str(ROOT / "docs"))
 
 import role_readmes  # noqa: E402 (a script beside the documents it writes)
 
+from kimi_runbook.transaction.steps import NAMES  # noqa: E402
+
 ROLES = sorted(path.name for path in (ROOT / "roles").iterdir())
 
 
@@ -56,7 +58,7 @@ def plays(playbook):
     ("playbook", "play"),
     [
         ("stage", "Prove and fetch what the planned hosts will need"),
-        ("provision", "Prove that every version resolves before any host changes"),
+        ("provision", "Prove that the change may begin and that every version resolves"),
         ("serve", "Serve"),
         ("accept", "Accept"),
     ],
@@ -68,14 +70,41 @@ def test_one_failed_host_stops_every_host(playbook, play):
 def test_provision_rolls_with_a_canary_and_stops_at_the_first_failure():
     play = plays("provision")["Bring hosts to the lock"]
     assert play["max_fail_percentage"] == 0
-    assert "default([1, '25%'])" in play["serial"]
+    assert "kimi_plan.batches | map('length')" in play["serial"]
+
+
+def test_the_proof_covers_every_role_the_frame_plays():
+    defaults = load(ROOT / "roles/host_transaction/defaults/main.yml")
+    proof = plays("provision")["Prove that nothing is left to provision"]["roles"][0]["vars"]
+    played = set(defaults["host_transaction_roles"]) - {"node_drain"}  # which has no wishes of its own
+    assert set(proof["host_snapshot_settled_roles"]) == {"host_transaction"} | played
+
+
+def test_the_frame_has_a_task_for_every_step_in_its_order():
+    tasks = load(ROOT / "roles/host_transaction/tasks/change.yml")
+    assert tuple(task["vars"]["host_transaction_step"] for task in tasks if "vars" in task) == NAMES
+    assert tasks[0]["ansible.builtin.import_tasks"] == "main.yml"
+    assert tasks[-1]["ansible.builtin.import_tasks"] == "commit.yml"
+
+
+def test_the_frame_loops_over_no_includes():
+    """Included items come in the order in which the first host names them, which need not be every host's."""
+    for path in (ROOT / "roles/host_transaction/tasks").glob("*.yml"):
+        assert not any("loop" in task or "with_items" in task for task in load(path) or []), path
 
 
 def test_provision_ends_with_the_proof_that_nothing_is_left():
     settled = plays("provision")["Prove that nothing is left to provision"]["roles"][0]["vars"][
         "host_snapshot_settled_roles"
     ]
-    assert set(settled) == {"gpu_driver", "container_runtime", "rdma", "engine_image", "interconnect"}
+    assert set(settled) == {
+        "host_transaction",
+        "gpu_driver",
+        "container_runtime",
+        "rdma",
+        "engine_image",
+        "interconnect",
+    }
 
 
 def test_no_placeholder_is_left_in_the_documents():
