@@ -18,8 +18,18 @@ def decide(case: Case) -> DriverVerdict | None:
     target = case.expected.driver_version
     if target is None:
         return None
-    wanted = {"version": target, "activation": case.expected.driver_activation}
+    wanted = _wanted(case)
     return driver_verdict(case.snapshot, wanted, case.lock.driver.flavour)
+
+
+def _wanted(case: Case) -> dict[str, object]:
+    """Return what is wanted of the driver as the verdict reads it."""
+    expected = case.expected
+    return {
+        "version": expected.driver_version,
+        "activation": expected.driver_activation,
+        "parameters": dict(expected.driver_parameters),
+    }
 
 
 def settled(case: Case) -> bool:
@@ -34,7 +44,7 @@ def _verdict(case: Case) -> Outcome:
     decided = decide(case)
     if target is None or decided is None:
         return
-    wanted = {"version": target, "activation": case.expected.driver_activation}
+    wanted = _wanted(case)
     if decided.name == "ok":
         yield from _smi(case, driver)
         return
@@ -167,7 +177,7 @@ def _next_kernel(case: Case) -> Outcome:
         return
     if following == running:
         return
-    wanted = {"version": target, "activation": case.expected.driver_activation}
+    wanted = _wanted(case)
     reboots = "reboot" in (decided.name, activation_after(case.snapshot, wanted).name)
     due = reboots and decided.name != "ok"
     if case.lock.kernel != following:
