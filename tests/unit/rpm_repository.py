@@ -9,8 +9,10 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from lab.prerequisites import missing_test_tools
+
 TOOLS = ("dnf", "rpm", "rpmbuild", "createrepo_c")
-MISSING = [tool for tool in TOOLS if shutil.which(tool) is None]
+MISSING = [*(tool for tool in TOOLS if shutil.which(tool) is None), *missing_test_tools()]
 
 NAMES = (
     "nvidia-driver-cuda",

@@ -81,7 +81,9 @@ CANONICAL = [
         ("almalinux", "10.1", locked(), "cuda", RHEL, [], "rhel10", None),
     ],
 )
-def test_every_platform_has_its_names(id_, release, driver, source, packages, pin, folder, stream):
+def test_every_platform_has_its_names(  # noqa: PLR0917 - a row of the table
+    id_, release, driver, source, packages, pin, folder, stream
+):
     made = chosen(id_, release, driver, source)
     assert names(made["packages"]) == packages
     assert names(made["pin"]) == pin
