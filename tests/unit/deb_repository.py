@@ -9,7 +9,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-TOOLS = ("apt-get", "dpkg-deb", "apt-ftparchive")
+TOOLS = ("apt-get", "dpkg-deb", "apt-ftparchive", "gpg")
 MISSING = [tool for tool in TOOLS if shutil.which(tool) is None]
 
 VERSIONS = ("570.133.20", "580.178.04", "595.91.07")
@@ -62,6 +62,20 @@ def package(folder: Path, name: str, version: str, depends: str, files: dict[str
         ["dpkg-deb", "--root-owner-group", "-Znone", "--build", str(tree), str(folder)], check=True, capture_output=True
     )
     shutil.rmtree(tree)
+
+
+def sign(folder: Path, home: Path) -> str:
+    """Sign the repository with a new key and return that key, armored."""
+    home.mkdir(mode=0o700)
+    gpg = ["gpg", "--homedir", str(home), "--batch", "--yes", "--passphrase", ""]
+    subprocess.run(
+        [*gpg, "--quick-generate-key", "kimi@example.invalid", "ed25519", "sign"], check=True, capture_output=True
+    )
+    signed = ["--clearsign", "--output", str(folder / "InRelease"), str(folder / "Release")]
+    subprocess.run([*gpg, *signed], check=True, capture_output=True)
+    key = subprocess.run([*gpg, "--armor", "--export"], check=True, capture_output=True, text=True).stdout
+    subprocess.run(["gpgconf", "--homedir", str(home), "--kill", "all"], check=True)
+    return key
 
 
 def system(folder: Path) -> Path:
