@@ -32,7 +32,7 @@ def driver_set(
     Args:
         platforms: ``__gpu_driver_platforms``.
         families: os-release id to the family whose packages it takes.
-        os: ``id``, ``version`` and ``kernel`` (running release) of the snapshot.
+        os: ``id``, ``version_id`` and ``kernel`` (running release) of the snapshot.
         driver: ``branch``, ``version`` and ``package_version``.
         source: ``cuda``, ``canonical`` or ``mirror`` (of the CUDA repository, so with its names).
 
@@ -50,8 +50,8 @@ def driver_set(
         "branch": driver["branch"],
         "version": driver["version"],
         "kernel": str(os.get("kernel") or ""),
-        "major": str(os["version"]).partition(".")[0],
-        "compact": str(os["version"]).replace(".", ""),
+        "major": _release(os).partition(".")[0],
+        "compact": _release(os).replace(".", ""),
     }
 
     def filled(key: str) -> list[str]:
@@ -141,8 +141,12 @@ def repository(given: Json, source: str, folder: str | None, arch: str) -> dict[
 
 def _key(families: Mapping[str, str], os: Json, source: str) -> str:
     family = families.get(os["id"], os["id"])
-    major = str(os["version"]).partition(".")[0] if family == "rhel" else ""
+    major = _release(os).partition(".")[0] if family == "rhel" else ""
     return f"{'cuda' if source == 'mirror' else source}-{family}{major}"
+
+
+def _release(os: Json) -> str:
+    return str(os.get("version_id") or "")
 
 
 def _covers(chosen: Json, branch: int) -> bool:

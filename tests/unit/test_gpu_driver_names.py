@@ -19,7 +19,7 @@ def locked(version="580.178.04", revision="1"):
 
 
 def chosen(id_, version, driver, source="cuda"):
-    os = {"id": id_, "version": version, "kernel": "6.8.0-90-generic"}
+    os = {"id": id_, "version_id": version, "kernel": "6.8.0-90-generic"}
     return driver_packages.driver_set(PLATFORMS, FAMILIES, os, driver, source)
 
 

@@ -43,7 +43,7 @@ def play(tmp_path, repository, planned, **variables):
     playbook, key = tmp_path / "play.yml", repository.parent / "key.asc"
     playbook.write_text(PLAYBOOK)
     snapshot = b300()
-    snapshot["os"] |= {"id": "ubuntu", "version": "24.04"}
+    snapshot["os"] |= {"id": "ubuntu", "version_id": "24.04"}
     snapshot["packages"] = {}
     lock = lock_data()
     lock["driver"] |= {"package_version": "580.178.04-1ubuntu1", "companions": {}}
@@ -111,7 +111,7 @@ def test_a_request_that_cannot_be_met_is_refused_before_any_change(tmp_path, rep
 
 def test_a_distribution_without_a_set_is_refused_with_what_there_is(tmp_path, repository):
     snapshot = b300()
-    snapshot["os"] |= {"id": "fedora", "version": "44"}
+    snapshot["os"] |= {"id": "fedora", "version_id": "44"}
     snapshot["packages"] = {}
     rc, said = play(tmp_path, repository, ["install"], kimi_snapshot=snapshot)
     assert rc != 0
