@@ -113,6 +113,15 @@ def test_preferences_of_the_role_pin_where_no_pinning_package_exists(host):
     assert answer["resolved"]["libcuda1"] == VERSION
 
 
+def test_a_newer_branch_is_taken_back(host):
+    """C24: versions are taken back per platform, and rollback is the same transaction."""
+    names = ("nvidia-driver-cuda", "libcuda1", "nvidia-persistenced")
+    for name in names[1:]:
+        deb_repository.install(host.root, name, "595.91.07-1ubuntu1")
+    wanted = [f"{name}={VERSION}" for name in names]
+    assert host.preflight(packages=wanted, pins=wanted)["resolved"] == dict.fromkeys(names, VERSION)
+
+
 def test_a_pin_somebody_left_on_the_host_is_named(host):
     text = "Package: nvidia-modprobe\nPin: version 570.*\nPin-Priority: 1001\n"
     (host.root / "etc/preferences.d/site").write_text(text)
