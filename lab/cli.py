@@ -22,7 +22,7 @@ from lab.engine_image import PushedImage, layers_of, push
 from lab.files import write_atomically
 from lab.images import PACKAGES_FILE, engine_tree, host_tree, import_image, package_lists, remove_older
 from lab.model import model_files, revision
-from lab.prerequisites import provide
+from lab.prerequisites import provide, provide_test_tools
 from lab.progress import Progress
 from lab.registry import Registry
 from lab.settings import (
@@ -113,8 +113,11 @@ def up(places: Places, wish: Wish, *, hosts_only: bool) -> int:
 def prerequisites(places: Places) -> int:
     """Make the machine able to run the lab, and no more."""
     log = places.state / "log" / "prerequisites.log"
-    with Progress(total=1).step("prerequisites") as step:
+    progress = Progress(total=2)
+    with progress.step("prerequisites") as step:
         provide(OwnEngine(places.docker), log, step)
+    with progress.step("tools of the unit tests") as step:
+        provide_test_tools(log, step)
     return 0
 
 

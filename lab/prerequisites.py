@@ -41,6 +41,13 @@ TOOLS = (
     Tool(program="ssh", package="openssh-client", purpose="reaches the hosts"),
     Tool(program="ssh-keygen", package="openssh-client", purpose="makes the lab's keys"),
 )
+TEST_TOOLS = (  # what unit tests resolve RHEL's transactions with; the lab runs without
+    Tool(program="dnf", package="dnf", purpose="resolves RHEL's transactions for real"),
+    Tool(program="rpmbuild", package="rpm", purpose="builds stand-in packages for it"),
+    Tool(program="createrepo_c", package="createrepo-c", purpose="writes the repository they lie in"),
+)
+DNF_PLUGINS = Path("/usr/lib/python3/dist-packages/dnf-plugins/versionlock.py")
+DNF_PLUGINS_PACKAGE = "dnf-plugins-core"  # has no program of its own; brings the version lock
 DOCKER_CLIENT = Tool(program="docker", package="docker.io", purpose="runs the lab's machines")
 DOCKER_ENGINE = Tool(program="dockerd", package="docker.io", purpose="runs the lab's machines")
 IPTABLES = Tool(program="iptables", package="iptables", purpose="lets the Docker engine set up its network")
@@ -139,6 +146,25 @@ def provide(own: OwnEngine, log: Path, step: Step) -> Docker:
     engine = start(own)
     step.outcome = _outcome(decision.packages, "started a Docker engine of the lab's own", engine)
     return engine
+
+
+def missing_test_tools(which: Callable[[str], str | None] = shutil.which) -> tuple[str, ...]:
+    """Return the packages that unit tests miss; those tests are skipped with that reason."""
+    packages = [tool.package for tool in TEST_TOOLS if not which(tool.program)]
+    return (*packages, *(() if DNF_PLUGINS.exists() else (DNF_PLUGINS_PACKAGE,)))
+
+
+def provide_test_tools(log: Path, step: Step) -> None:
+    """Install what unit tests resolve packages with, or name it where this user cannot."""
+    packages = missing_test_tools()
+    if not packages:
+        step.outcome = "there"
+    elif os.geteuid() == 0 and Path("/etc/debian_version").exists():
+        step.say(f"installing {' '.join(packages)}")
+        install(packages, log)
+        step.outcome = f"installed {' '.join(packages)}"
+    else:
+        step.outcome = f"missing {' '.join(packages)}: the tests that need them are skipped"
 
 
 def install(packages: Sequence[str], log: Path) -> None:

@@ -40,11 +40,16 @@ def driver_verdict(snapshot: Snapshot, wanted: Mapping[str, object], flavour: st
 
     Args:
         snapshot: What was seen.
-        wanted: ``version`` and ``activation`` (``reboot`` or ``reload``), as in the host's expected value.
+        wanted: ``version``, ``activation`` (``reboot`` or ``reload``) and ``parameters``, as in the host's expected
+            value. Parameters count although their file may not be written yet: the plan has to announce the reload.
         flavour: The locked module flavour.
     """
     fields = Fields(wanted, "expected driver")
     target = fields.text("version")
+    owned = fields.text_map("parameters") if fields.optional_fields("parameters") else {}
+    if owned:
+        asked = {**(snapshot.driver.params_wanted or {}), **owned}
+        snapshot = replace(snapshot, driver=replace(snapshot.driver, params_wanted=asked))
     return judge_driver(
         replace(snapshot.driver, flavour=disk_flavour(snapshot.driver)),
         target=target,

@@ -108,6 +108,7 @@ class Expected:
     daemon_settings: Mapping[str, object] = field(default_factory=dict)
     driver_version: str | None = None
     driver_activation: str = "reboot"
+    driver_parameters: Mapping[str, str] = field(default_factory=dict)
     image: ExpectedImage | None = None
     engine: ExpectedEngine | None = None
 
@@ -131,6 +132,7 @@ class Expected:
             daemon_settings={key: plain(settings.raw(key)) for key in settings.names()} if settings else {},
             driver_version=driver.text("version") if driver else None,
             driver_activation=(driver and driver.optional_text("activation")) or "reboot",
+            driver_parameters=driver.text_map("parameters") if driver and driver.optional_fields("parameters") else {},
             image=_image(root.optional_fields("image")),
             engine=_engine(root.optional_fields("engine")),
         )

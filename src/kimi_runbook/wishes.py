@@ -37,6 +37,24 @@ def apt_names(wishes: Iterable[Json]) -> list[str]:
     return [f"{wish['name']}={wish['version']}" if wish["version"] else wish["name"] for wish in wishes]
 
 
+def read_key(repository: Json) -> str:
+    """Return a repository's armored signing key, read from ``key_file`` on the controller.
+
+    Raises:
+        RunbookError: The key file is not named or cannot be read.
+    """
+    key_file = Path(repository["key_file"] or "/nonexistent")
+    try:
+        return key_file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RunbookError(
+            where=f"package source {repository['name']}",
+            observed=f"no signing key at {repository['key_file'] or 'an empty path'} ({error.strerror})",
+            expected="an armored public key on the controller (key_file)",
+            next_step="Export it from the vendor's package: gpg --no-default-keyring --keyring F --export --armor.",
+        ) from error
+
+
 def apt_source(repository: Json, key_path: str) -> list[dict[str, str]]:
     """Return the two files of an apt source: the deb822 entry and its key, read from the controller.
 
@@ -47,16 +65,7 @@ def apt_source(repository: Json, key_path: str) -> list[dict[str, str]]:
     Raises:
         RunbookError: The key file is not named or cannot be read.
     """
-    key_file = Path(repository["key_file"] or "/nonexistent")
-    try:
-        key = key_file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise RunbookError(
-            where=f"apt source {repository['name']}",
-            observed=f"no signing key at {repository['key_file'] or 'an empty path'} ({error.strerror})",
-            expected="an armored public key on the controller (key_file)",
-            next_step="Export it from the vendor's package: gpg --no-default-keyring --keyring F --export --armor.",
-        ) from error
+    key = read_key(repository)
     entry = ["Types: deb", f"URIs: {' '.join(repository['uris'])}", f"Suites: {' '.join(repository['suites'])}"]
     if repository["components"]:
         entry.append(f"Components: {' '.join(repository['components'])}")

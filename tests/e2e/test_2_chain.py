@@ -23,7 +23,7 @@ def test_site_takes_bare_hosts_to_accept(tmp_path: Path, shell: Shell) -> None:
     outcome = play("site.yml", tmp_path, **AS_INVENTORIED)
     assert outcome.rc == 0, outcome.messages
     assert outcome.seen >= HOSTS
-    assert all("activate | Reboot" in outcome.changed[host] for host in HOSTS)
+    assert all("reboot | Boot" in outcome.changed[host] for host in HOSTS)
     record = newest_record(tmp_path)
     assert record["verdict"]["name"] == "accept"
     assert record["simulated"] == ["GPUs"]

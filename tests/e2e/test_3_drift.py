@@ -22,8 +22,8 @@ QUIET_DRIFT = {
         ],
         {"file.missing", "file.content", "package.unheld", "unit.enablement", "unit.inactive"},
         [
-            "repository | Write the apt source and its key",
-            "install | Hold the driver where it is",
+            "configure | Write package source, key, pins, fence and module parameters",
+            "install | Hold driver, pin and companions where they are",
             "run | Keep the driver loaded while no process uses a GPU",
         ],
     ),
@@ -190,8 +190,8 @@ def test_another_build_of_the_branch_is_taken_by_reload_where_the_lock_allows_it
     outcome = play("playbooks/provision.yml", tmp_path, lock_file=str(older))
     assert outcome.rc == 0, outcome.messages
     for host in ("k3-a", "k3-b"):
-        assert "reload | Unload, dependents first" in outcome.changed[host]
-        assert "activate | Reboot" not in outcome.changed[host]
+        assert "reload | Prove that nothing holds the modules and take them out" in outcome.changed[host]
+        assert "reboot | Boot" not in outcome.changed[host]
         assert "580.167.08" in shell(host, "cat /proc/driver/nvidia/version")
     back = tmp_path / "back"
     back.mkdir()

@@ -62,7 +62,7 @@ DRIVER: list[tuple[str, dict[str, Any], list[str], str]] = [
     ("parameter-written-otherwise", {"driver|params_wanted": {"DeviceFileMode": "0666"}}, [], "ok"),
     ("parameter-in-quotes", {"driver|params_wanted": {"CoherentGPUMemoryMode": "driver"}}, [], "ok"),
     ("parameter-nobody-knows", {"driver|params_wanted": {"NewInAFutureBranch": "1"}}, [], "ok"),
-    ("nouveau", {"driver|nouveau": {"loaded": True, "blacklisted": False}}, ["driver.nouveau"], "stop"),
+    ("nouveau", {"driver|nouveau": {"loaded": True, "blacklisted": False}}, ["driver.nouveau"], "reboot"),
     (
         "nouveau-gone-at-the-next-boot",
         {**LATE, "driver|loaded": None, "driver|nouveau": {"loaded": True, "blacklisted": True}},

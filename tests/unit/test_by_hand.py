@@ -25,7 +25,7 @@ def finding(code: str, host: str = "k3-a") -> Finding:
 def test_what_no_role_makes_yet() -> None:
     """One more here is one more thing an operator has to do; one less came with a role."""
     assert [
-        *("cdi.missing", "cdi.stale", "driver.companion", "driver.companion_process", "driver.initramfs"),
+        *("cdi.missing", "cdi.stale", "driver.companion", "driver.companion_process"),
         *("engine.older_than_driver", "fabric.package_missing", "fabric.service", "fabric.umad"),
     ] == BY_HAND
     bound = [code for code, entry in catalogue().items() if entry.flag("bound_to_the_driver", False)]

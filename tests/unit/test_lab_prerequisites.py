@@ -1,6 +1,7 @@
 import pytest
 
 from kimi_runbook.errors import RunbookError
+from lab import prerequisites
 from lab.prerequisites import DOCKER_CLIENT, DOCKER_ENGINE, IPTABLES, TOOLS, Decision, Situation, decide
 
 EVERYTHING = frozenset(tool.program for tool in (*TOOLS, DOCKER_CLIENT, DOCKER_ENGINE, IPTABLES))
@@ -74,3 +75,10 @@ def test_decide_names_what_would_help(seen: Situation, words: list[str]) -> None
     with pytest.raises(RunbookError) as caught:
         decide(seen)
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_the_tools_of_the_unit_tests_are_named_by_package(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(prerequisites, "DNF_PLUGINS", tmp_path / "absent.py")
+    assert prerequisites.missing_test_tools(lambda name: None) == ("dnf", "rpm", "createrepo-c", "dnf-plugins-core")
+    (tmp_path / "absent.py").touch()
+    assert prerequisites.missing_test_tools(lambda name: f"/usr/bin/{name}") == ()

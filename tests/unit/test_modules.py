@@ -4,6 +4,7 @@ import apt_preflight
 import docker_daemon_config
 import engine_start_mark
 import engine_wait
+import preflight
 import pytest
 
 SIMULATION = """\
@@ -22,7 +23,7 @@ def test_resolved_versions_reads_installs_and_upgrades():
 
 def test_drifted_names_every_pin_that_comes_out_otherwise():
     pins = ["libnvidia-ml1=580.178.04-1", "nvidia-driver-cuda=580.178.04-1", "libcuda1=580.178.04-1", "nvlsm=1"]
-    wrong = apt_preflight.drifted(pins, apt_preflight.resolved_versions(SIMULATION), {"libcuda1": "580.178.04-1"})
+    wrong = preflight.drifted(pins, apt_preflight.resolved_versions(SIMULATION), {"libcuda1": "580.178.04-1"})
     assert wrong == [
         "nvidia-driver-cuda resolves to 595.91.07-1, expected 580.178.04-1",
         "nvlsm resolves to nothing, expected 1",

@@ -28,7 +28,7 @@ def test_a_flat_repository_has_no_components(tmp_path):
 
 @pytest.mark.parametrize("key_file", ["", "/does/not/exist.asc"])
 def test_a_missing_key_stops_with_the_next_step(key_file):
-    with pytest.raises(RunbookError, match=r"apt source cuda: no signing key .* gpg"):
+    with pytest.raises(RunbookError, match=r"package source cuda: no signing key .* gpg"):
         wishes.apt_source({**REPOSITORY, "key_file": key_file}, "/k.asc")
 
 

@@ -19,13 +19,23 @@ def decide(case: Case) -> DriverVerdict | None:
     target = case.expected.driver_version
     if target is None or unanswered(case):
         return None
-    wanted = {"version": target, "activation": case.expected.driver_activation}
+    wanted = _wanted(case)
     return driver_verdict(case.snapshot, wanted, case.lock.driver.flavour)
 
 
 def unanswered(case: Case) -> str:
     """Return why nobody could tell which module is on disk, in words; empty where it was told."""
     return case.failed("modinfo") if case.snapshot.driver.on_disk is None else ""
+
+
+def _wanted(case: Case) -> dict[str, object]:
+    """Return what is wanted of the driver as the verdict reads it."""
+    expected = case.expected
+    return {
+        "version": expected.driver_version,
+        "activation": expected.driver_activation,
+        "parameters": dict(expected.driver_parameters),
+    }
 
 
 def settled(case: Case) -> bool:
@@ -42,7 +52,7 @@ def _verdict(case: Case) -> Outcome:
         yield case.unanswered("which driver is on disk", unanswered(case))
     if target is None or decided is None:
         return
-    wanted = {"version": target, "activation": case.expected.driver_activation}
+    wanted = _wanted(case)
     if decided.name == "ok":
         yield from _smi(case, driver)
         return
@@ -187,7 +197,7 @@ def _next_kernel(case: Case) -> Outcome:
         return
     if following == running:
         return
-    wanted = {"version": target, "activation": case.expected.driver_activation}
+    wanted = _wanted(case)
     reboots = "reboot" in (decided.name, activation_after(case.snapshot, wanted).name)
     due = reboots and decided.name != "ok"
     if case.lock.kernel != following:
