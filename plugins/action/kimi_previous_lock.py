@@ -27,12 +27,12 @@ class ActionModule(ActionBase):
         try:
             present = load_lock(Path(args["lock_file"]))
             if args.get("rollback_lock"):
-                previous, lock = named_lock(Path(args["rollback_lock"]), present)
+                previous = named_lock(Path(args["rollback_lock"]), present)
             else:
-                previous, lock = find_previous_lock(Path(args["runs_dir"]).resolve(), present)
+                previous = find_previous_lock(Path(args["runs_dir"]).resolve(), present)
         except RunbookError as error:
             raise AnsibleActionFail(f"{error} Nothing was changed.") from error
         Display().display(
-            "\n".join([f"Back to {previous.file}", *(f"  {change}" for change in changes(present, lock))])
+            "\n".join([f"Back to {previous.file}", *(f"  {change}" for change in changes(present, previous.lock))])
         )
         return {**result, "changed": False, "previous": previous.to_json()}

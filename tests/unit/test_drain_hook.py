@@ -33,7 +33,11 @@ def test_only_what_no_running_engine_survives_needs_a_drain(role, action, what, 
 def test_without_a_pattern_nothing_is_harmless():
     item = {"role": "gpu_driver", "action": "install", "what": ""}
     assert needs_drain([item], CALLS_FOR)
-    assert not needs_drain([], CALLS_FOR)
+    assert not needs_drain([{**item, "action": "pull"}], CALLS_FOR)
+
+
+def test_a_drain_with_nothing_planned_is_a_killed_runs_and_takes_place():
+    assert needs_drain([], CALLS_FOR)
 
 
 @pytest.mark.parametrize(

@@ -48,18 +48,19 @@ def test_the_newest_finished_run_with_another_lock_is_it(runs):
     runs("20261101T000000Z-0001", "0")
     wanted = runs("20261102T000000Z-0001", "1")
     runs("20261103T000000Z-0001", "2")
-    found, lock = find_previous_lock(runs.dir, runs.present)
+    found = find_previous_lock(runs.dir, runs.present)
     assert (found.run_id, found.file) == (wanted.name, str(wanted / "lock.json"))
-    assert found.digest == lock.digest() == load_lock(wanted / "lock.json").digest()
+    assert found.digest == load_lock(wanted / "lock.json").digest()
+    assert found.to_json()["lock"] == json.loads((wanted / "lock.json").read_text())
 
 
 def test_going_back_twice_leads_to_the_same_lock(runs):
     runs("20261101T000000Z-0001", "1")
     runs("20261102T000000Z-0001", "2")
     runs("20261103T000000Z-0001", "1")  # the rollback
-    found, lock = find_previous_lock(runs.dir, runs.present)
+    found = find_previous_lock(runs.dir, runs.present)
     assert found.run_id == "20261103T000000Z-0001"
-    assert lock.recipe_facts_version == "1"
+    assert found.lock.recipe_facts_version == "1"
 
 
 @pytest.mark.parametrize(
@@ -97,12 +98,12 @@ def test_a_run_that_does_not_fit_is_passed_over_and_named_when_none_is_left(runs
     assert reason in told.value.observed
     assert "-e rollback_lock=FILE" in str(told.value)
     older = runs("20261101T000000Z-0001", "1")
-    assert find_previous_lock(runs.dir, runs.present)[0].run_id == older.name
+    assert find_previous_lock(runs.dir, runs.present).run_id == older.name
 
 
 def test_an_outcome_that_names_no_lock_is_taken_by_its_folders_lock(runs):
     runs("20261102T000000Z-0001", "1", lock_digest="")
-    assert find_previous_lock(runs.dir, runs.present)[0].run_id == "20261102T000000Z-0001"
+    assert find_previous_lock(runs.dir, runs.present).run_id == "20261102T000000Z-0001"
 
 
 def test_without_any_run_there_is_nothing_to_go_back_to(runs):
@@ -116,7 +117,7 @@ def test_without_any_run_there_is_nothing_to_go_back_to(runs):
 
 def test_a_named_lock_must_be_another(runs, tmp_path):
     other = write_lock(tmp_path / "old.yml", "1")
-    assert named_lock(tmp_path / "old.yml", runs.present)[0].digest == other.digest()
+    assert named_lock(tmp_path / "old.yml", runs.present).digest == other.digest()
     with pytest.raises(RunbookError, match="the present lock"):
         named_lock(tmp_path / "lock.yml", runs.present)
     with pytest.raises(RunbookError, match="no such file"):

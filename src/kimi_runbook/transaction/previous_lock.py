@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from kimi_runbook.errors import RunbookError
@@ -18,18 +18,23 @@ _NEXT = "Name the lock: -e rollback_lock=FILE."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreviousLock:
-    """A lock to go back to: its file, its digest, and the run it was applied by (empty where a person named it)."""
+    """A lock to go back to: its file, its content, and the run it was applied by (empty where a person named it)."""
 
     file: str
-    digest: str
     run_id: str
+    lock: Lock
 
-    def to_json(self) -> dict[str, str]:
-        """Return the JSON form."""
-        return asdict(self)
+    @property
+    def digest(self) -> str:
+        """The lock's digest."""
+        return self.lock.digest()
+
+    def to_json(self) -> dict[str, object]:
+        """Return the JSON form, the lock as its file holds it."""
+        return {"file": self.file, "digest": self.digest, "run_id": self.run_id, "lock": self.lock.to_json()}
 
 
-def named_lock(file: Path, present: Lock) -> tuple[PreviousLock, Lock]:
+def named_lock(file: Path, present: Lock) -> PreviousLock:
     """Return the lock a person named; RunbookError when it cannot be read or is the present one."""
     lock = load_lock(file)
     if lock.digest() == present.digest():
@@ -39,10 +44,10 @@ def named_lock(file: Path, present: Lock) -> tuple[PreviousLock, Lock]:
             expected="another one to go back to",
             next_step="Name another, or run playbooks/provision.yml.",
         )
-    return PreviousLock(file=str(file.resolve()), digest=lock.digest(), run_id=""), lock
+    return PreviousLock(file=str(file.resolve()), run_id="", lock=lock)
 
 
-def find_previous_lock(runs_dir: Path, present: Lock) -> tuple[PreviousLock, Lock]:
+def find_previous_lock(runs_dir: Path, present: Lock) -> PreviousLock:
     """Return the lock of the newest run that provisioned all its hosts and had another lock than the present.
 
     Runs that cannot be read, or that ended otherwise, are passed over; why, is told when none is left.
@@ -61,7 +66,7 @@ def find_previous_lock(runs_dir: Path, present: Lock) -> tuple[PreviousLock, Loc
             continue
         if lock.digest() != present.digest():
             file = (folder / LOCK).resolve()
-            return PreviousLock(file=str(file), digest=lock.digest(), run_id=folder.name), lock
+            return PreviousLock(file=str(file), run_id=folder.name, lock=lock)
         reasons.append(f"{folder.name}: the present lock")
     more = f"; and {len(reasons) - _MOST_TOLD} more" if len(reasons) > _MOST_TOLD else ""
     raise RunbookError(
