@@ -11,7 +11,7 @@ def needs_drain(
 ) -> bool:
     """Return whether a part of a plan takes its host out of service; an empty one does.
 
-    Somebody who drains with nothing planned has another reason: a killed run left a step half done that no snapshot shows.
+    Who drains with nothing planned takes up a killed run, which left a step half done that no snapshot shows.
 
     Args:
         items: The plan's items, each with ``role``, ``action`` and ``what``.
