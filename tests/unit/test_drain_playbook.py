@@ -182,6 +182,7 @@ def test_requests_that_do_not_end_stop_the_run_and_clients_get_the_replica_back(
         result = site.play("drain", hosts="all")
         assert result.returncode != 0
         assert "3 requests run or wait after" in result.stdout
+        assert "k3-b: nothing was stopped here, because of" in result.stdout
         assert site.done == ["drain hook", "return hook"]
         assert site.units == {"engine.service": True, "dcgm.service": True}
         assert "3 requests are cut" in worked(site.play("drain", node_drain_on_deadline="cut"))
