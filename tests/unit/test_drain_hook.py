@@ -1,8 +1,11 @@
 """A site's hooks: a request or a program, done or told why not, and no secret in any message."""
 
+import importlib.util
 import sys
+from types import SimpleNamespace
 
 import pytest
+from ansible.errors import AnsibleActionFail
 from scripted_server import ScriptedServer, closed_port, json_answer, read_request
 
 from kimi_runbook.errors import RunbookError
@@ -131,3 +134,28 @@ def test_a_program_runs_in_the_given_environment_and_one_that_is_not_there_is_to
     code = "import os, sys; sys.exit(os.environ['LB_TOKEN'] != 'opensesame')"
     assert call(parse_hook({"command": [sys.executable, "-c", code]}, "h"), {"LB_TOKEN": "opensesame"}) == "exit 0"
     assert refused({"command": ["/nonexistent/drain"]}).observed == "No such file or directory"
+
+
+def act(project_root, monkeypatch, hook, *, check_mode):
+    path = project_root / "plugins/action/kimi_hook.py"
+    spec = importlib.util.spec_from_file_location("kimi_hook", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    action = module.ActionModule.__new__(module.ActionModule)
+    action._task = SimpleNamespace(args={"hook": hook, "name": "node_drain_hook"}, check_mode=check_mode)
+    monkeypatch.setattr(module.ActionBase, "run", lambda *_: {})
+    return action.run(task_vars={})
+
+
+def test_the_plugin_calls_a_hook_and_in_check_mode_only_reads_it(project_root, monkeypatch, tmp_path):
+    hook = {"command": ["touch", str(tmp_path / "called")]}
+    assert act(project_root, monkeypatch, hook, check_mode=True)["changed"] is True
+    assert not (tmp_path / "called").exists()
+    assert act(project_root, monkeypatch, hook, check_mode=False)["said"] == "exit 0"
+    assert (tmp_path / "called").exists()
+    with pytest.raises(AnsibleActionFail, match="neither url nor command"):
+        act(project_root, monkeypatch, {"method": "PUT"}, check_mode=True)
+
+
+def test_the_plugin_has_nothing_to_call_where_there_is_no_hook(project_root, monkeypatch):
+    assert act(project_root, monkeypatch, {}, check_mode=False)["changed"] is False
