@@ -12,6 +12,7 @@ from ansible.errors import AnsibleFilterError
 
 from kimi_runbook import engine_node, wishes
 from kimi_runbook.errors import RunbookError
+from kimi_runbook.transaction.drain import needs_drain
 
 
 def _told(function):
@@ -98,6 +99,7 @@ class FilterModule:
             "kimi_interconnect": _told(engine_node.node_settings),
             "kimi_interconnect_files": engine_node.settings_files,
             "kimi_loaded": _loaded,
+            "kimi_needs_drain": needs_drain,
             "kimi_pending_run": _told(_pending_run),
             "kimi_packages": wishes.packages,
             "kimi_units": wishes.units,

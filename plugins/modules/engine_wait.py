@@ -72,6 +72,14 @@ waited_s:
   description: Seconds from the first look to readiness.
   returned: success
   type: float
+ready_at:
+  description: Wall time in seconds of the look that found it ready; none while it is not.
+  returned: success
+  type: float
+became_ready:
+  description: Whether an earlier look of this wait found it not ready, so that C(ready_at) is when it became ready.
+  returned: success
+  type: bool
 """
 
 import re
@@ -161,6 +169,7 @@ def main():
     unit = Unit(module, module.params["unit"], module.params["unit_start"])
     started = time.monotonic() - module.params["elapsed_s"]
     round_ends = time.monotonic() + module.params["round_s"]
+    became_ready = module.params["elapsed_s"] > 0
     while True:
         ready, answer = healthy(url)
         waited = round(time.monotonic() - started, 1)
@@ -174,7 +183,14 @@ def main():
                 f"Next: ansible-playbook playbooks/diagnose.yml, or journalctl -u {unit.name} on this host."
             )
         if ready:
-            module.exit_json(changed=False, ready=True, waited_s=waited, unit_start=unit.invocation)
+            module.exit_json(
+                changed=False,
+                ready=True,
+                waited_s=waited,
+                unit_start=unit.invocation,
+                ready_at=time.time(),
+                became_ready=became_ready,
+            )
         if waited > timeout_s:
             module.fail_json(
                 msg=f"{url}: {answer} after {waited} s, expected 200 within {timeout_s} s (engine_ready_timeout_s); "
@@ -182,7 +198,15 @@ def main():
                 "Next: ansible-playbook playbooks/diagnose.yml"
             )
         if time.monotonic() > round_ends:
-            module.exit_json(changed=False, ready=False, waited_s=waited, unit_start=unit.invocation)
+            module.exit_json(
+                changed=False,
+                ready=False,
+                waited_s=waited,
+                unit_start=unit.invocation,
+                ready_at=None,
+                became_ready=False,
+            )
+        became_ready = True
         time.sleep(module.params["poll_s"])
 
 

@@ -110,3 +110,15 @@ def test_provision_ends_with_the_proof_that_nothing_is_left():
 def test_no_placeholder_is_left_in_the_documents():
     for path in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]:
         assert "@@" not in path.read_text(encoding="utf-8"), path
+
+
+def test_clients_get_a_replica_back_only_after_its_first_good_answer():
+    play = plays("serve")["Serve"]
+    assert [role["role"] for role in play["roles"]] == ["engine", "service_gap"]
+    assert [task["ansible.builtin.import_role"]["tasks_from"] for task in play["post_tasks"]] == ["return"]
+
+
+def test_a_host_counts_as_staged_only_after_all_was_fetched():
+    play = plays("stage")["Prove and fetch what the planned hosts will need"]
+    assert [role["role"] for role in play["roles"]] == ["node_stage"]
+    assert [task["ansible.builtin.import_role"]["tasks_from"] for task in play["post_tasks"]] == ["note"]
