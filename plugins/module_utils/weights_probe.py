@@ -11,7 +11,7 @@ import os
 import re
 from pathlib import Path
 
-from ansible.module_utils.weights_store import FALLBACK, proof_digest, proved, read_record, record_paths
+from ansible.module_utils.proved_files import FALLBACK, proof_digest, proved, read_record, record_paths
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _REVISION = re.compile(r"[0-9a-f]{40}")

@@ -9,9 +9,9 @@ short_description: Bring a model's files to a host and prove every one of them o
 description:
   - Holds a folder to a list of files with SHA-256. What is missing is fetched from O(source) when one is named; a
     transfer that was cut goes on where it stopped, and a file gets its name only when its sum is right.
-  - Sums are remembered beside the files (C(.kimi-weights.json)) with size, time of change and inode, and a file is read
+  - Sums are remembered beside the files (C(.kimi-proved.json)) with size, time of change and inode, and a file is read
     again only when one of those differs. Where the files lie read-only, the record lies in
-    C(/var/lib/kimi-runbook/weights).
+    C(/var/lib/kimi-runbook/proved).
   - Nothing is deleted, and files that are not in the list are left alone.
 options:
   path:
@@ -80,7 +80,7 @@ import os
 import threading
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.weights_store import SPARE, Store, WeightsError, in_threads, sort_out, source_of
+from ansible.module_utils.proved_files import SPARE, Store, FilesError, in_threads, sort_out, source_of
 
 _SHOWN = 5
 _LONGEST_WAIT_S = 30
@@ -107,7 +107,7 @@ def main():
     )
     try:
         result = run(module.params, check_mode=module.check_mode)
-    except (WeightsError, OSError) as error:
+    except (FilesError, OSError) as error:
         module.fail_json(
             msg=f"weights in {module.params['path']}: {error}. What was fetched and proved is kept; correct the cause "
             "and run again."
@@ -116,14 +116,14 @@ def main():
 
 
 def run(params, *, check_mode=False, fallback=None):
-    """Bring the folder to the list; WeightsError says what is in the way."""
+    """Bring the folder to the list; FilesError says what is in the way."""
     store = Store(params["path"], params["revision"] or None, **({"fallback": fallback} if fallback else {}))
     wanted = params["files"]
     if not wanted:
-        raise WeightsError("an empty list; expected the model's files (model_weights_manifest)")
+        raise FilesError("an empty list; expected the model's files (model_weights_manifest)")
     found = sort_out(store.folder, wanted, store.record)
     if found["missing"] and not params["source"]:
-        raise WeightsError(
+        raise FilesError(
             f"{len(found['missing'])} of {len(wanted)} files are missing or of another size "
             f"({few(found['missing'])}), expected all of the list, and no source is named; mount the storage or set "
             "model_weights_source"
@@ -139,7 +139,7 @@ def run(params, *, check_mode=False, fallback=None):
         }
     spoiled = _prove(store, wanted, found["unproved"], params["workers"])
     if spoiled and not params["source"]:
-        raise WeightsError(
+        raise FilesError(
             f"{few(spoiled)}: content differs from the list's sha256, and no source is named; bring the files again "
             "from where they are right, or set model_weights_source"
         )
@@ -161,7 +161,7 @@ def _prove(store, wanted, names, workers):
     spoiled = []
     for name, digest in in_threads(names, workers, store.hash):
         if isinstance(digest, Exception):
-            raise WeightsError(f"{name}: {digest}")
+            raise FilesError(f"{name}: {digest}")
         if digest == wanted[name]["sha256"]:
             store.remember(name, digest)
         else:
@@ -176,10 +176,10 @@ def _fetch(store, wanted, names, params):
         sizes[name] = source.size(name)
         size = wanted[name].get("size")
         if size is not None and sizes[name] != size:
-            raise WeightsError(f"{params['source']}: {name} has {sizes[name]} bytes there, expected {size}")
+            raise FilesError(f"{params['source']}: {name} has {sizes[name]} bytes there, expected {size}")
     needed, free = int(store.still_needed(names, sizes) * SPARE), store.room()
     if needed > free:
-        raise WeightsError(f"{free} bytes free, expected {needed} for {len(names)} files; free space there")
+        raise FilesError(f"{free} bytes free, expected {needed} for {len(names)} files; free space there")
     os.makedirs(store.folder, mode=0o755, exist_ok=True)
     patience = threading.Event()
 
@@ -200,7 +200,7 @@ def _fetch(store, wanted, names, params):
             store.remember(name, result)
     store.tidy()
     if failures:
-        raise WeightsError("; ".join(sorted(failures)[:_SHOWN]))
+        raise FilesError("; ".join(sorted(failures)[:_SHOWN]))
 
 
 if __name__ == "__main__":

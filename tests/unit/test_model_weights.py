@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import model_weights
 import pytest
 import weights_probe
-from ansible.module_utils import weights_store
+from ansible.module_utils import proved_files
 from file_server import serving
 from host_tree import Tree
 
@@ -112,7 +112,7 @@ def test_an_error_of_the_server_is_tried_again(run, server):
 
 def test_a_wrong_content_never_gets_the_name(run, server, tmp_path):
     server.content["/k3/model.safetensors"] = BIG[:-1] + b"?"
-    with pytest.raises(weights_store.WeightsError, match=r"model.safetensors: .*has sha256 .*, expected"):
+    with pytest.raises(proved_files.FilesError, match=r"model.safetensors: .*has sha256 .*, expected"):
         run(f"{server.url}/k3")
     assert not (tmp_path / "model/model.safetensors").exists()
     assert (tmp_path / "model/config.json").exists()  # what was right is kept, and remembered
@@ -126,18 +126,18 @@ def test_a_wrong_content_never_gets_the_name(run, server, tmp_path):
         pytest.param(lambda files: files.content.pop("/k3/config.json"), "HTTP 404", id="absent"),
         pytest.param(lambda files: files.content.update({"/k3/config.json": b"{"}), "1 bytes there", id="other-size"),
         pytest.param(lambda files: files.status.update({"/k3/config.json": [500] * 9}), "HTTP 500", id="broken"),
-        pytest.param(lambda files: files.cut_after.update({"/k3/config.json": [0] * 9}), "ends after 0|Incompl", id="cut"),
+        pytest.param(lambda files: files.cut_after.update({"/k3/config.json": [0] * 9}), "ends after 0|Inc", id="cut"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_fetched_is_named(run, server, prepare, message):
     prepare(server)
-    with pytest.raises(weights_store.WeightsError, match=message):
+    with pytest.raises(proved_files.FilesError, match=message):
         run(f"{server.url}/k3")
 
 
 def test_no_room_is_told_before_the_first_byte(run, server, monkeypatch, tmp_path):
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=1, f_frsize=4096))
-    with pytest.raises(weights_store.WeightsError, match=r"4096 bytes free, expected 1034\d\d\d for 2 files"):
+    with pytest.raises(proved_files.FilesError, match=r"4096 bytes free, expected 1034\d\d\d for 2 files"):
         run(f"{server.url}/k3")
     assert not any(line.startswith("GET") for line in server.asked)
     put(tmp_path / "model/.kimi-parts", model__safetensors=BIG[:-2000])
@@ -148,8 +148,8 @@ def test_a_disk_that_fills_up_ends_the_attempt(run, server, monkeypatch):
     def full(store, source, name, had, digest):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(weights_store.Store, "_receive", full)
-    with pytest.raises(weights_store.WeightsError, match="No space left on device"):
+    monkeypatch.setattr(proved_files.Store, "_receive", full)
+    with pytest.raises(proved_files.FilesError, match="No space left on device"):
         run(f"{server.url}/k3")
     assert not any(line.startswith("GET") for line in server.asked)
 
@@ -172,7 +172,7 @@ def test_shared_storage_is_only_verified(run, tmp_path):
 )
 def test_what_is_wrong_and_has_no_source_stops(run, tmp_path, files, message):
     put(tmp_path / "model", **files)
-    with pytest.raises(weights_store.WeightsError, match=message):
+    with pytest.raises(proved_files.FilesError, match=message):
         run()
 
 
@@ -182,7 +182,7 @@ def test_a_file_that_changed_is_read_again(run, tmp_path):
     changed = BIG[:-1] + b"?"
     (folder / "model.safetensors").write_bytes(changed)
     os.utime(folder / "model.safetensors", ns=(1, 1))
-    with pytest.raises(weights_store.WeightsError, match="content differs"):
+    with pytest.raises(proved_files.FilesError, match="content differs"):
         run()
 
 
@@ -214,16 +214,16 @@ def test_a_list_without_sizes_asks_the_source(run, server):
 
 def test_a_record_goes_elsewhere_where_the_storage_is_read_only(run, tmp_path, monkeypatch):
     folder = put(tmp_path / "model", config__json=b"{}", model__safetensors=BIG)
-    real = weights_store.tempfile.mkstemp
+    real = proved_files.tempfile.mkstemp
 
     def mkstemp(dir, prefix):  # root writes past any mode, so the refusal is played
         if dir == folder:
             raise OSError(30, "Read-only file system")
         return real(dir=dir, prefix=prefix)
 
-    monkeypatch.setattr(weights_store.tempfile, "mkstemp", mkstemp)
+    monkeypatch.setattr(proved_files.tempfile, "mkstemp", mkstemp)
     run()
-    assert not (folder / weights_store.RECORD_NAME).exists()
+    assert not (folder / proved_files.RECORD_NAME).exists()
     assert len(list((tmp_path / "records").iterdir())) == 1
     assert run()["hashed_bytes"] == 0
 
@@ -232,13 +232,13 @@ def test_a_record_goes_elsewhere_where_the_storage_is_read_only(run, tmp_path, m
 def test_a_record_that_cannot_be_read_is_none(tmp_path, text):
     path = tmp_path / "record"
     path.write_text(text, encoding="utf-8")
-    assert weights_store.read_record([tmp_path / "absent", path]) == {"revision": None, "files": {}}
+    assert proved_files.read_record([tmp_path / "absent", path]) == {"revision": None, "files": {}}
 
 
 def test_sources_that_are_none(run):
-    with pytest.raises(weights_store.WeightsError, match="expected an absolute path on the host, or http"):
+    with pytest.raises(proved_files.FilesError, match="expected an absolute path on the host, or http"):
         run("huggingface.co/moonshotai/Kimi-K3")
-    with pytest.raises(weights_store.WeightsError, match="an empty list"):
+    with pytest.raises(proved_files.FilesError, match="an empty list"):
         run(wanted={})
 
 

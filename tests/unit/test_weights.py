@@ -97,7 +97,7 @@ def test_what_sha256sum_prints_is_a_list() -> None:
         pytest.param("hello\n", "m:1: 'hello'; expected <64", id="no-sum"),
         pytest.param(f"{SUM}  ../../etc/passwd\n", "a path below the folder", id="leaves-the-folder"),
         pytest.param(f"{SUM}  /etc/passwd\n", "a path below the folder", id="absolute"),
-        pytest.param(f"{SUM}  .kimi-weights.json\n", "without hidden parts", id="hidden"),
+        pytest.param(f"{SUM}  .kimi-proved.json\n", "without hidden parts", id="hidden"),
         pytest.param(f"{SUM}  a\n{'0' * 64}  a\n", "a second time with another sum", id="twice"),
         pytest.param('{"schema_version": 9, "files": {}}', "schema_version: 9", id="other-schema"),
         pytest.param('{"schema_version": 1, "files": {"a": {"sha256": "x"}}}', "64 hexadecimal", id="short-sum"),

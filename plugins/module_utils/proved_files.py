@@ -1,4 +1,4 @@
-"""A model's files on one host: what is proved, what is missing, and the record that says so. Runs on the node.
+"""Large files on one host: what is proved, what is missing, and the record that says so. Runs on the node.
 
 A record remembers of each file its size, time of change, inode and SHA-256, and the revision. An entry counts only
 while the first three still match, so 1.5 TB are read once and not at every run.
@@ -20,9 +20,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from http.client import HTTPException
 from pathlib import Path
 
-RECORD_NAME = ".kimi-weights.json"
+RECORD_NAME = ".kimi-proved.json"
 PARTS_NAME = ".kimi-parts"
-FALLBACK = "/var/lib/kimi-runbook/weights"
+FALLBACK = "/var/lib/kimi-runbook/proved"
 SCHEMA_VERSION = 1
 BUFFER_BYTES = 4 << 20
 SPARE = 1.01
@@ -32,7 +32,7 @@ _READ_TIMEOUT_S = 60
 _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 
 
-class WeightsError(Exception):
+class FilesError(Exception):
     """What cannot be done, in the words of the message."""
 
 
@@ -84,7 +84,7 @@ def write_record(paths, record):
             refusal = error
             continue
         return path
-    raise WeightsError(f"the record of what is proved cannot be written to {paths[-1]}: {refusal}")
+    raise FilesError(f"the record of what is proved cannot be written to {paths[-1]}: {refusal}")
 
 
 def stamp(path):
@@ -152,7 +152,7 @@ def in_threads(names, workers, work):
         running = {pool.submit(work, name): name for name in names}
         for future in as_completed(running):
             error = future.exception()
-            if error is not None and not isinstance(error, (OSError, WeightsError)):
+            if error is not None and not isinstance(error, (OSError, FilesError)):
                 raise error
             yield running[future], error if error is not None else future.result()
     finally:
@@ -168,11 +168,11 @@ class DirectorySource:
         self.folder = Path(folder)
 
     def size(self, name):
-        """Return a file's size; WeightsError where it is not there."""
+        """Return a file's size; FilesError where it is not there."""
         try:
             return (self.folder / name).stat().st_size
         except OSError as error:
-            raise WeightsError(f"{self.folder / name}: {error.strerror}") from error
+            raise FilesError(f"{self.folder / name}: {error.strerror}") from error
 
     @contextlib.contextmanager
     def open(self, name, offset):
@@ -180,7 +180,7 @@ class DirectorySource:
         try:
             file = (self.folder / name).open("rb", buffering=0)
         except OSError as error:
-            raise WeightsError(f"{self.folder / name}: {error.strerror}") from error
+            raise FilesError(f"{self.folder / name}: {error.strerror}") from error
         with file:
             file.seek(offset)
             yield file.read, offset
@@ -203,19 +203,19 @@ class HttpSource:
                 raise
             if error.code >= 500 or error.code in (408, 429):
                 raise OSError(f"{url}: HTTP {error.code} {error.reason}") from error
-            raise WeightsError(f"{url}: HTTP {error.code} {error.reason}") from error
+            raise FilesError(f"{url}: HTTP {error.code} {error.reason}") from error
         except HTTPException as error:
             raise OSError(f"{url}: {error!r}") from error
 
     def size(self, name):
-        """Return a file's size; WeightsError where the server does not tell it."""
+        """Return a file's size; FilesError where the server does not tell it."""
         try:
             with self._ask(name, "HEAD", {"Accept-Encoding": "identity"}) as answer:
                 told = answer.headers.get("Content-Length")
         except OSError as error:
-            raise WeightsError(f"{self.url}/{name}: {error}") from error
+            raise FilesError(f"{self.url}/{name}: {error}") from error
         if told is None:
-            raise WeightsError(f"{self.url}/{name}: the server tells no size; write sizes into the list")
+            raise FilesError(f"{self.url}/{name}: the server tells no size; write sizes into the list")
         return int(told)
 
     @contextlib.contextmanager
@@ -241,11 +241,11 @@ def source_of(text):
         return HttpSource(text)
     if text.startswith("/"):
         return DirectorySource(text)
-    raise WeightsError(f"source {text!r}: expected an absolute path on the host, or http:// or https://")
+    raise FilesError(f"source {text!r}: expected an absolute path on the host, or http:// or https://")
 
 
 class Store:
-    """A folder of weights with its record; several threads may fetch and prove files of it."""
+    """A folder of files with its record; several threads may fetch and prove files of it."""
 
     def __init__(self, folder, revision=None, fallback=FALLBACK):
         self.folder = Path(folder)
@@ -326,14 +326,14 @@ class Store:
             if now < size:
                 failures = failures + 1 if now <= had else 1
                 if failures >= attempts:
-                    raise WeightsError(f"{name}: the source ends after {now} of {size} bytes")
+                    raise FilesError(f"{name}: the source ends after {now} of {size} bytes")
                 wait(failures)
                 continue
             if digest.hexdigest() == sha256:
                 break
             part.unlink()
             if refetched:
-                raise WeightsError(f"{name}: the source has sha256 {digest.hexdigest()}, expected {sha256}")
+                raise FilesError(f"{name}: the source has sha256 {digest.hexdigest()}, expected {sha256}")
             refetched = True
         target = self.folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
