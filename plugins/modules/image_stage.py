@@ -62,6 +62,10 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+staged:
+  description: Whether all the image needs is here.
+  returned: success
+  type: bool
 source:
   description: The repository or archive that gave the image; empty when it was here already.
   returned: success
@@ -127,9 +131,9 @@ def run(params, *, check_mode=False):
     blobs = Blobs(params["folder"])
     needed = blobs.needs(digest, architecture)
     if needed is not None and sort_out(blobs.folder, needed, blobs.record)["proved"] == sorted(needed):
-        return {"changed": False, "source": "", "bytes": _size(needed), "fetched_bytes": 0}
+        return {"changed": False, "staged": True, "source": "", "bytes": _size(needed), "fetched_bytes": 0}
     if check_mode:
-        return {"changed": True, "source": "", "bytes": _size(needed or {}), "fetched_bytes": 0}
+        return {"changed": True, "staged": False, "source": "", "bytes": _size(needed or {}), "fetched_bytes": 0}
     refusals = []
     for name in [params["archive"]] if params.get("archive") else [repository, *params["mirrors"]]:
         try:
@@ -138,7 +142,8 @@ def run(params, *, check_mode=False):
         except (FilesError, OSError) as error:
             refusals.append(str(error) if str(name) in str(error) else f"{name}: {error}")
             continue
-        return {"changed": True, "source": name, "bytes": _size(needed), "fetched_bytes": blobs.fetched_bytes}
+        sizes = {"bytes": _size(needed), "fetched_bytes": blobs.fetched_bytes}
+        return {"changed": True, "staged": True, "source": str(name), **sizes}
     raise FilesError("; ".join(refusals))
 
 

@@ -80,7 +80,7 @@ import os
 import threading
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.proved_files import SPARE, Store, FilesError, in_threads, sort_out, source_of
+from ansible.module_utils.proved_files import SPARE, FilesError, Store, in_threads, sort_out, source_of
 
 _SHOWN = 5
 _LONGEST_WAIT_S = 30

@@ -76,6 +76,15 @@ class ExpectedImage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedWeights:
+    """The model's files a host must have proved: digest of the list's names and sums, number of files."""
+
+    role: str
+    proved: str
+    files: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedEngine:
     """The engine on this host. args (after the entry point) and env (a subset) are compared only where given.
 
@@ -109,6 +118,7 @@ class Expected:
     driver_version: str | None = None
     driver_activation: str = "reboot"
     image: ExpectedImage | None = None
+    weights: ExpectedWeights | None = None
     engine: ExpectedEngine | None = None
 
     @classmethod
@@ -119,6 +129,7 @@ class Expected:
         daemon = root.optional_fields("daemon")
         settings = daemon.optional_fields("settings") if daemon else None
         driver = root.optional_fields("driver")
+        weights = root.optional_fields("weights")
         return cls(
             host=root.text("host"),
             address=root.optional_text("address"),
@@ -132,13 +143,14 @@ class Expected:
             driver_version=driver.text("version") if driver else None,
             driver_activation=(driver and driver.optional_text("activation")) or "reboot",
             image=_image(root.optional_fields("image")),
+            weights=read(ExpectedWeights, weights) if weights else None,
             engine=_engine(root.optional_fields("engine")),
         )
 
 
 _KEYS = (
     *("schema_version", "host", "address", "supported_os", "packages", "files", "units", "modules"),
-    *("daemon", "driver", "image", "engine"),
+    *("daemon", "driver", "image", "weights", "engine"),
 )
 
 

@@ -62,12 +62,12 @@ def test_one_architecture_is_fetched_once(stage, server, image, tmp_path):
     assert held == image.of("amd64") | {image.digest, image.manifests["amd64"]}
     assert first["fetched_bytes"] == first["bytes"] == sum(len(image.blobs[name]) for name in image.of("amd64"))
     server.asked.clear()
-    assert stage() == {"changed": False, "source": "", "bytes": first["bytes"], "fetched_bytes": 0}
+    assert stage() == {"changed": False, "staged": True, "source": "", "bytes": first["bytes"], "fetched_bytes": 0}
     assert server.asked == []
 
 
 def test_check_mode_asks_nobody(stage, server):
-    assert stage(check_mode=True)["changed"] is True
+    assert (stage(check_mode=True)["changed"], stage(check_mode=True)["staged"]) == (True, False)
     assert server.asked == []
 
 
