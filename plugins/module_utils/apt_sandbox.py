@@ -11,20 +11,19 @@ SOURCE_PARTS = "/etc/apt/sources.list.d"
 _COMPLAINT = re.compile(r"^[EW]: (?P<text>.+)$", re.MULTILINE)
 
 
-def write_sources(folder, sources, parts=SOURCE_PARTS):
+def write_sources(folder, sources):
     """Write the host's further sources and ours into a folder of apt sources, keys beside it; return that folder.
 
     Args:
         folder: Where it goes; what an earlier call left there is replaced.
         sources: Files as a role will write them, each with ``path`` and ``content``; what is no ``.sources`` is a key.
-        parts: Where the host has its sources.
     """
     place = Path(folder) / "sources.list.d"
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     ours = {Path(source["path"]).name for source in sources}
-    if Path(parts).is_dir():
-        for path in sorted(Path(parts).iterdir()):
+    if Path(SOURCE_PARTS).is_dir():
+        for path in sorted(Path(SOURCE_PARTS).iterdir()):
             if path.is_file() and path.name not in ours:
                 shutil.copy(path, place)
     keys = {}

@@ -93,6 +93,7 @@ rollback_missing:
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -103,6 +104,8 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.command_run import TooMuchOutputError, run
 
 SCHEMA_VERSION = 1
+# As apt-get download --print-uris says it: 'URI' file size SHA256:hex
+_URI = re.compile(r"^'[^']*' (?P<file>\S+) \d+ (?P<kind>SHA256|SHA512):(?P<sum>[0-9a-f]+)$", re.MULTILINE)
 LISTS = "/var/lib/apt/lists"
 ARCHIVES = "/var/cache/apt/archives"
 
@@ -117,9 +120,9 @@ def asked_digest(wanted, sources):
     return hashlib.sha256(json.dumps([sorted(wanted), files]).encode()).hexdigest()
 
 
-def sha256(path):
-    """Return a file's SHA-256."""
-    digest = hashlib.sha256()
+def checksum(path, kind="sha256"):
+    """Return a file's checksum."""
+    digest = hashlib.new(kind.lower())
     with open(path, "rb") as file:
         for piece in iter(lambda: file.read(1 << 20), b""):
             digest.update(piece)
@@ -155,23 +158,33 @@ class Stage:
         return note if isinstance(note, dict) and note.get("schema_version") == SCHEMA_VERSION else {}
 
     def shortfall(self, asked):
-        """Return why the stage cannot be used for what is asked; empty when it can.
-
-        Sizes are compared and not sums: apt itself compares every package with the sum in the signed list.
-        """
+        """Return why the stage cannot be used for what is asked, by names and sizes; empty when it can."""
         note = self.note()
         if not note:
             return "nothing was staged"
         if note["asked"] != asked:
             return "other packages or sources were staged"
-        for name, size in {**note["archives"], **note["lists"]}.items():
-            place = os.path.join(self.archives if name in note["archives"] else self.lists, name)
-            if not os.path.isfile(place) or os.path.getsize(place) != size:
-                return f"{place} is gone or of another size"
+        for folder, files in ((self.archives, note["archives"]), (self.lists, note["lists"])):
+            for name, told in files.items():
+                path = os.path.join(folder, name)
+                if not os.path.isfile(path) or os.path.getsize(path) != told["size"]:
+                    return f"{path} is gone or of another size"
+        return ""
+
+    def spoiled(self):
+        """Return which file has another content than when it was staged; empty when none has.
+
+        apt compares a file in its cache with the lists by size alone, so the sums have to be compared here.
+        """
+        note = self.note()
+        for folder, files in ((self.archives, note["archives"]), (self.lists, note["lists"])):
+            for name, told in files.items():
+                if checksum(os.path.join(folder, name)) != told["sha256"]:
+                    return f"{os.path.join(folder, name)} has another content than when it was staged"
         return ""
 
     def apt(self, sources, *words, cwd=None):
-        """Run apt-get with the stage's own lists; StageError with apt's words."""
+        """Run apt-get with the stage's own lists and return its output; StageError with apt's words."""
         parts = apt_sandbox.write_sources(os.path.join(self.folder, "etc"), sources)
         argv = ["apt-get", "--quiet", *apt_sandbox.options(parts, self.lists), *words]
         if cwd:  # apt-get download writes where it stands
@@ -184,6 +197,7 @@ class Stage:
             raise StageError(f"apt-get {words[0]}: no end after {self.timeout_s} s") from error
         if done.returncode != 0:
             raise StageError(apt_sandbox.complaints(done.stdout + done.stderr))
+        return done.stdout
 
     def fetch(self, params):
         """Bring lists and packages, old ones too; return ``(files added, what a rollback lacks)``."""
@@ -193,60 +207,70 @@ class Stage:
         if os.path.exists(self.note_path):
             os.unlink(self.note_path)
         self.apt(params["sources"], "update")
-        wanted = sorted(params["packages"].items())
-        short = [pair for pair in wanted if not self.adopt(*pair)]
-        if short:
-            self.download(params["sources"], short)
-        lacking = [pair for pair in wanted if not file_of(os.listdir(self.archives), *pair)]
-        if lacking:
-            raise StageError(f"apt-get download brought no file of {'='.join(lacking[0])}")
-        first = self.fetch_first(params)
+        wanted = [f"{name}={version}" for name, version in sorted(params["packages"].items())]
+        files = set(self.bring(params["sources"], [*wanted, *params["first"]]))
         previous, missing = {}, []
         for name, version in sorted(installed(self.timeout_s).items()):
             if name not in params["packages"] or version == params["packages"][name]:
                 continue
-            if not self.adopt(name, version):
-                try:
-                    self.download(params["sources"], [(name, version)])
-                except StageError:
-                    missing.append(f"{name}={version}")
-                    continue
-            previous[name] = version
-        self.write_note(params, first, previous, missing)
-        return sorted(set(os.listdir(self.archives)) - before), missing
+            kept = self.bring_old(params["sources"], name, version)
+            if kept:
+                previous[name] = version
+                files.update(kept)
+            else:
+                missing.append(f"{name}={version}")
+        self.write_note(params, files, previous, missing)
+        return sorted(files - before), missing
 
-    def fetch_first(self, params):
-        """Bring the packages that go in before the others, at the version apt would choose; return their files."""
-        if not params["first"]:
+    def bring(self, sources, words):
+        """Have the files of some packages, each with the sum of apt's signed lists; return their names."""
+        if not words:
             return []
-        aside = os.path.join(self.folder, "first")
-        shutil.rmtree(aside, ignore_errors=True)
-        os.makedirs(aside)
-        self.apt(params["sources"], "download", *params["first"], cwd=aside)
-        files = sorted(os.listdir(aside))
-        for name in files:
-            os.replace(os.path.join(aside, name), os.path.join(self.archives, name))
-        os.rmdir(aside)
-        return files
+        sums = {match["file"]: match for match in _URI.finditer(self.apt(sources, "download", "--print-uris", *words))}
+        absent = [name for name, match in sums.items() if not self.adopt(name, match["kind"], match["sum"])]
+        if absent or len(sums) < len(set(words)):
+            # Asked for one by one it would be a start of apt each; what is there already is not fetched again.
+            self.apt(sources, "download", *words, cwd=self.archives)
+        for name, match in sums.items():
+            path = os.path.join(self.archives, name)
+            if not os.path.isfile(path) or checksum(path, match["kind"]) != match["sum"]:
+                raise StageError(f"apt-get download brought no {name} with the sum of the signed list")
+        return list(sums)
 
-    def adopt(self, name, version):
-        """Take a package's file from apt's own cache when it is there; return whether the stage has it."""
-        if file_of(os.listdir(self.archives), name, version):
+    def adopt(self, name, kind, expected):
+        """Whether the stage has a file, its own or the one of apt's cache, with the right sum."""
+        own, cached = os.path.join(self.archives, name), os.path.join(ARCHIVES, name)
+        if os.path.isfile(own):
+            if checksum(own, kind) == expected:
+                return True
+            os.unlink(own)
+        if os.path.isfile(cached) and checksum(cached, kind) == expected:
+            place(cached, own)
             return True
-        cached = file_of(os.listdir(ARCHIVES) if os.path.isdir(ARCHIVES) else [], name, version)
-        if cached:
-            place(os.path.join(ARCHIVES, cached), os.path.join(self.archives, cached))
-        return bool(cached)
+        return False
 
-    def download(self, sources, pairs):
-        """Fetch package files by exact version; apt proves them by its signed lists."""
-        self.apt(sources, "download", *(f"{name}={version}" for name, version in pairs), cwd=self.archives)
+    def bring_old(self, sources, name, version):
+        """Have the file of an installed version, from a repository or, where none has it any more, from apt's cache."""
+        try:
+            return self.bring(sources, [f"{name}={version}"])
+        except StageError:
+            for folder in (self.archives, ARCHIVES):
+                found = file_of(os.listdir(folder) if os.path.isdir(folder) else [], name, version)
+                if found and self.readable(os.path.join(folder, found)):
+                    if folder != self.archives:
+                        place(os.path.join(folder, found), os.path.join(self.archives, found))
+                    return [found]
+        return []
 
-    def write_note(self, params, first, previous, missing):
+    def readable(self, path):
+        """Whether a package that no list has a sum for can be read to its end."""
+        return run(["dpkg-deb", "--ctrl-tarfile", path], self.timeout_s).returncode == 0 and (
+            run(["dpkg-deb", "--contents", path], self.timeout_s, limit=64 << 20).returncode == 0
+        )
+
+    def write_note(self, params, files, previous, missing):
         """Say what is staged, last of all."""
-        pairs = [*params["packages"].items(), *previous.items()]
-        files = {*first, *(file_of(os.listdir(self.archives), *pair) for pair in pairs)}
-        lists = [name for name in os.listdir(self.lists) if os.path.isfile(os.path.join(self.lists, name))]
+        lists = [name for name in os.listdir(self.lists) if name != "lock"]
         note = {
             "schema_version": SCHEMA_VERSION,
             "asked": asked_digest(params["wanted"], params["sources"]),
@@ -254,10 +278,8 @@ class Stage:
             "packages": params["packages"],
             "previous": previous,
             "rollback_missing": missing,
-            "archives": {name: os.path.getsize(os.path.join(self.archives, name)) for name in sorted(files)},
-            "lists": {
-                name: os.path.getsize(os.path.join(self.lists, name)) for name in sorted(lists) if name != "lock"
-            },
+            "archives": described(self.archives, files),
+            "lists": described(self.lists, lists),
             "staged_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
         for name in set(os.listdir(self.archives)) - files:
@@ -282,10 +304,20 @@ class Stage:
         return added
 
 
+def described(folder, names):
+    """Return size and SHA-256 of some files, those that are no files left out."""
+    paths = {name: os.path.join(folder, name) for name in sorted(names)}
+    return {
+        name: {"size": os.path.getsize(path), "sha256": checksum(path)}
+        for name, path in paths.items()
+        if os.path.isfile(path)
+    }
+
+
 def place(source, target):
     """Copy a file with its times unless the same one is there; return whether it was not."""
     same_size = os.path.isfile(target) and os.path.getsize(target) == os.path.getsize(source)
-    if same_size and (os.path.getmtime(target) == os.path.getmtime(source) or sha256(target) == sha256(source)):
+    if same_size and (os.path.getmtime(target) == os.path.getmtime(source) or checksum(target) == checksum(source)):
         return False
     temporary = f"{target}.kimi-new"
     shutil.copy2(source, temporary)
@@ -346,8 +378,11 @@ def act(params, *, check_mode=False):
         if not check_mode:
             result["fetched"], result["rollback_missing"] = stage.fetch(params)
             result.update(usable=True, reason="", current=True)
-    if params["action"] == "use" and not reason and not check_mode:
-        result["changed"] = bool(stage.use())
+    if params["action"] == "use" and not reason:
+        spoiled = stage.spoiled()
+        result.update(usable=not spoiled, reason=spoiled)
+        if not spoiled and not check_mode:
+            result["changed"] = bool(stage.use())
     return result
 
 
