@@ -336,17 +336,6 @@ def test_a_docker_that_cannot_be_reached_is_an_error_and_no_absent_image(tmp_pat
     assert "Cannot connect" in probe.errors[0]["message"]
 
 
-@pytest.mark.parametrize(
-    ("mounts", "expected"),
-    [
-        pytest.param("/dev/a / ext4 rw 0 0\n/dev/b /var/lib/docker xfs ro,noatime 0 0\n", True, id="remounted"),
-        pytest.param("/dev/a / ext4 ro 0 0\n/dev/b /var/lib/docker xfs rw,noatime 0 0\n", False, id="root-only"),
-        pytest.param("/dev/a / ext4 rw 0 0\n/dev/b /var/lib/dock xfs ro 0 0\n", False, id="another-folder"),
-        pytest.param("/dev/a / ext4 ro 0 0\noverlay / overlay rw 0 0\n", False, id="mounted-over"),
-        pytest.param("garbage\n", None, id="garbage"),
-        pytest.param(None, None, id="cannot-tell"),
-    ],
-)
 REFERENCE = f"registry.example:5000/vllm@sha256:{'a' * 64}"
 MIRROR = f"mirror.example/vllm@sha256:{'a' * 64}"
 
@@ -371,6 +360,17 @@ def test_an_image_is_known_by_its_digest_and_not_by_its_name(tmp_path, held, pre
     assert seen["repo_digests"] == ([MIRROR] if present else []) and probe.errors == []
 
 
+@pytest.mark.parametrize(
+    ("mounts", "expected"),
+    [
+        pytest.param("/dev/a / ext4 rw 0 0\n/dev/b /var/lib/docker xfs ro,noatime 0 0\n", True, id="remounted"),
+        pytest.param("/dev/a / ext4 ro 0 0\n/dev/b /var/lib/docker xfs rw,noatime 0 0\n", False, id="root-only"),
+        pytest.param("/dev/a / ext4 rw 0 0\n/dev/b /var/lib/dock xfs ro 0 0\n", False, id="another-folder"),
+        pytest.param("/dev/a / ext4 ro 0 0\noverlay / overlay rw 0 0\n", False, id="mounted-over"),
+        pytest.param("garbage\n", None, id="garbage"),
+        pytest.param(None, None, id="cannot-tell"),
+    ],
+)
 def test_a_read_only_store(tmp_path, mounts, expected):
     tree = Tree(tmp_path)
     if mounts is not None:
