@@ -203,13 +203,15 @@ class Stage:
         """Bring lists and packages, old ones too; return ``(files added, what a rollback lacks)``."""
         os.makedirs(self.archives, mode=0o755, exist_ok=True)
         before = set(os.listdir(self.archives))
+        before_note = self.note()
         # What was staged for something else is no stage any more, also when this run is killed halfway.
         if os.path.exists(self.note_path):
             os.unlink(self.note_path)
         self.apt(params["sources"], "update")
         wanted = [f"{name}={version}" for name, version in sorted(params["packages"].items())]
         files = set(self.bring(params["sources"], [*wanted, *params["first"]]))
-        previous, missing = {}, []
+        previous, missing = self.carried(before_note, params["packages"]), []
+        files.update(file_of(os.listdir(self.archives), *pair) for pair in previous.items())
         for name, version in sorted(installed(self.timeout_s).items()):
             if name not in params["packages"] or version == params["packages"][name]:
                 continue
@@ -221,6 +223,16 @@ class Stage:
                 missing.append(f"{name}={version}")
         self.write_note(params, files, previous, missing)
         return sorted(files - before), missing
+
+    def carried(self, note, packages):
+        """Return the old versions an earlier stage kept and this one does not replace: they may still be gone back to."""
+        here = os.listdir(self.archives)
+        kept = {**note.get("packages", {}), **note.get("previous", {})}
+        return {
+            name: version
+            for name, version in kept.items()
+            if version != packages.get(name) and file_of(here, name, version)
+        }
 
     def bring(self, sources, words):
         """Have the files of some packages, each with the sum of apt's signed lists; return their names."""
@@ -250,7 +262,7 @@ class Stage:
         return False
 
     def bring_old(self, sources, name, version):
-        """Have the file of an installed version, from a repository or, where none has it any more, from apt's cache."""
+        """Have the file of an installed version, from a repository or, where none has it, from apt's cache."""
         try:
             return self.bring(sources, [f"{name}={version}"])
         except StageError:
@@ -374,10 +386,11 @@ def act(params, *, check_mode=False):
         "rollback_missing": stage.note().get("rollback_missing", []),
     }
     if params["action"] == "fetch" and (reason or not current):
-        result["changed"] = True
-        if not check_mode:
+        if check_mode:
+            result["changed"] = bool(params["packages"])
+        else:
             result["fetched"], result["rollback_missing"] = stage.fetch(params)
-            result.update(usable=True, reason="", current=True)
+            result.update(changed=bool(result["fetched"]), usable=True, reason="", current=True)
     if params["action"] == "use" and not reason:
         spoiled = stage.spoiled()
         result.update(usable=not spoiled, reason=spoiled)

@@ -23,10 +23,6 @@ options:
     description: How many accepted images stay.
     type: int
     default: 2
-  staged:
-    description: Folder of M(image_stage); its blobs go too, since the image is in Docker's store and proved.
-    type: path
-    default: /var/lib/kimi-runbook/stage/image
   socket:
     description: Docker's socket.
     type: path
@@ -58,14 +54,13 @@ removed:
   returned: success
   type: list
 in_use:
-  description: What Docker would not remove, with its words.
+  description: Digests that a container uses, and what Docker would not remove, with its words.
   returned: success
   type: list
 """
 
 import json
 import os
-import shutil
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.docker_socket import OWN_REPOSITORY, SOCKET, Docker, DockerError
@@ -83,14 +78,16 @@ def read_note(path):
     return [digest for digest in told if isinstance(digest, str)] if isinstance(told, list) else []
 
 
-def plan(images, accepted):
-    """Return ``{digest: references to remove}`` of images with a tag of ours that are not accepted.
+def plan(images, containers, accepted):
+    """Return ``({digest: references to remove}, digests in use)`` of images with a tag of ours that are not accepted.
 
     Args:
         images: As ``GET /images/json`` answers.
+        containers: As ``GET /containers/json`` answers, stopped ones included.
         accepted: Digests that stay.
     """
-    found = {}
+    found, in_use = {}, []
+    used = {container.get("ImageID") for container in containers}
     for image in images:
         tags = image.get("RepoTags") or []
         digests = image.get("RepoDigests") or []
@@ -98,9 +95,13 @@ def plan(images, accepted):
         known = {entry.partition("@")[2] for entry in digests}
         if not ours or known & set(accepted):
             continue
+        name = min(known, default=image.get("Id", ""))
+        if image.get("Id") in used:
+            in_use.append(name)
+            continue
         others = [tag for tag in tags if tag not in ours and not tag.startswith("<none>")]
-        found[min(known, default=image.get("Id", ""))] = ours + ([] if others else digests)
-    return found
+        found[name] = ours + ([] if others else digests)
+    return found, in_use
 
 
 def main():
@@ -110,7 +111,6 @@ def main():
             "reference": {"type": "str", "required": True},
             "note": {"type": "path", "default": "/var/lib/kimi-runbook/accepted_images.json"},
             "keep": {"type": "int", "default": 2},
-            "staged": {"type": "path", "default": "/var/lib/kimi-runbook/stage/image"},
             "socket": {"type": "path", "default": SOCKET},
         },
         supports_check_mode=True,
@@ -127,9 +127,9 @@ def run(params, *, check_mode=False):
     before = read_note(params["note"])
     accepted = [digest, *(told for told in before if told != digest)][: max(params["keep"], 1)]
     docker = Docker(params["socket"])
-    chosen = plan(docker.call("GET", "/images/json") or [], accepted)
-    staged = os.path.isdir(params["staged"])
-    removed, in_use = [], []
+    containers = docker.call("GET", "/containers/json", {"all": "1"}) or []
+    chosen, in_use = plan(docker.call("GET", "/images/json") or [], containers, accepted)
+    removed = []
     if not check_mode:
         if accepted != before:
             write_note(params["note"], accepted)
@@ -139,12 +139,10 @@ def run(params, *, check_mode=False):
                 in_use.append(f"{name}: {refusal}")
             else:
                 removed.append(name)
-        if staged:
-            shutil.rmtree(params["staged"])
     else:
         removed = list(chosen)
     return {
-        "changed": bool(removed) or accepted != before or staged,
+        "changed": bool(removed) or accepted != before,
         "kept": accepted,
         "removed": removed,
         "in_use": in_use,

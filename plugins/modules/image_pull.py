@@ -11,6 +11,7 @@ description:
   - What was staged (M(image_stage)) is tried first and needs no network. Docker pulls it from a registry on the
     loopback address that lives as long as the pull, since loading an archive would lose the digest in Docker's classic
     store.
+    What was staged is removed once the image is proved.
   - Then the reference itself, then each mirror, each with its attempts. Docker keeps finished layers between attempts.
   - The image gets a tag of this project, so that C(docker image prune) leaves it alone; Docker counts an image that has
     digests and no tag as dangling. The image before it keeps its own tag until M(image_prune) is called.
@@ -109,6 +110,7 @@ seconds:
 
 import os
 import re
+import shutil
 import threading
 import time
 
@@ -194,6 +196,8 @@ class Pull:
                 raise PullError(f"pulled from {source}, but no image has {self.digest} among its RepoDigests")
             self.require_architecture(held)
             self.protect(held)
+            if source == self.params["staged"]:
+                shutil.rmtree(source)  # as large as the image, and of no more use
             return self.result(held, source, changed=True)
         self.require_architecture(held)
         return self.result(held, "", changed=self.protect(held, check_mode=check_mode))
@@ -307,7 +311,10 @@ class Pull:
 
 def final(text):
     """Whether another attempt would only repeat what Docker said."""
-    words = ("not found", "manifest unknown", "no matching manifest", "denied", "unauthorized", "no space left")
+    words = (
+        *("not found", "manifest unknown", "no matching manifest", "denied", "unauthorized", "no space left"),
+        "server gave http response",  # a plain-HTTP registry that the daemon was not told to trust
+    )
     return any(word in text.lower() for word in words)
 
 

@@ -81,7 +81,8 @@ class Daemon:
         refuse: Registry host to the words it refuses a pull with; each entry of the list serves one pull.
         silent: Whether a pull says nothing and never ends.
         architecture: Of every image.
-        used: References that a container uses.
+        used: References it refuses to remove.
+        containers: What ``GET /containers/json`` answers.
         asked: Every request as ``METHOD path?query``.
         logins: The login header of every pull.
     """
@@ -93,6 +94,7 @@ class Daemon:
         self.release = threading.Event()
         self.architecture = "amd64"
         self.used: set[str] = set()
+        self.containers: list[dict[str, Any]] = []
         self.asked: list[str] = []
         self.logins: list[str | None] = []
         self.info: dict[str, Any] = {"DockerRootDir": "/", "DriverStatus": [["Backing Filesystem", "extfs"]]}
@@ -164,6 +166,8 @@ def _handler(daemon: Daemon) -> type[BaseHTTPRequestHandler]:
             path = self._path()
             if path == "/images/json":
                 return self._answer(200, daemon.images)
+            if path == "/containers/json":
+                return self._answer(200, daemon.containers)
             if path == "/info":
                 return self._answer(200, daemon.info)
             row = daemon.find(path.removeprefix("/images/").removesuffix("/json"))

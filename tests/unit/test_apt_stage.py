@@ -281,7 +281,20 @@ def test_packages_that_changed_since_are_looked_at_again_by_the_next_stage_only(
     told = host.act("check")
     assert (told["usable"], told["current"]) == (True, False)  # a run that was killed halfway goes on with it
     assert host.act("fetch", check_mode=True)["changed"] is True
-    assert host.act("fetch")["current"] is True
+    again = host.act("fetch")
+    assert (again["current"], again["changed"]) == (True, False)  # nothing had to come
+
+
+def test_what_was_there_before_an_upgrade_is_kept_after_it(host):
+    host.have("libcuda1", OLD)
+    host.act("fetch")
+    (host.folder / "dpkg/status").write_text("")
+    host.have("libcuda1", NEW)
+    told = host.act("fetch", packages={}, first=[])
+    assert (told["usable"], told["changed"]) == (True, False)
+    note = json.loads((host.folder / "stage/note.json").read_text())
+    assert note["previous"]["libcuda1"] == OLD
+    assert any(name.startswith(f"libcuda1_{OLD}_") for name in note["archives"])
 
 
 def test_a_bad_signature_and_a_repository_that_is_away_are_apts_words(host, tmp_path):

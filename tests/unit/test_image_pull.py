@@ -182,6 +182,7 @@ def test_a_staged_image_needs_no_network_and_keeps_its_digest(pull, daemon, tmp_
     assert result["source"] == str(tmp_path / "stage")
     assert result["name"].startswith("127.0.0.1:") and result["name"].endswith(f"/vllm/vllm-openai@{image.digest}")
     assert result["bytes"] == sum(len(image.blobs[name]) for name in image.of("amd64"))
+    assert not (tmp_path / "stage").exists()
     assert pull(reference=f"{REPOSITORY}@{image.digest}")["changed"] is False
 
 
@@ -241,7 +242,6 @@ def prune(tmp_path, daemon):
             "reference": f"{REPOSITORY}@{digest}",
             "note": str(tmp_path / "var/accepted.json"),
             "keep": 2,
-            "staged": str(tmp_path / "stage"),
             "socket": str(tmp_path / "docker.sock"),
         }
         return image_prune.run(params, check_mode=check_mode)
@@ -253,16 +253,15 @@ def held(daemon):
     return [row["RepoDigests"][0].partition("@")[2] for row in daemon.images]
 
 
-def test_only_what_was_never_accepted_goes(pull, prune, daemon, tmp_path):
+def test_only_what_was_never_accepted_goes(pull, prune, daemon):
     pull(reference=f"{REPOSITORY}@{A}")
     assert prune(A) == {"changed": True, "kept": [A], "removed": [], "in_use": []}
     pull(reference=f"{REPOSITORY}@{B}")  # pulled and never accepted
     pull(reference=f"{REPOSITORY}@{C}")
-    (tmp_path / "stage").mkdir()
     assert held(daemon) == [A, B, C]  # nothing goes before a verdict
     assert prune(C, check_mode=True)["removed"] == [B] and held(daemon) == [A, B, C]
     assert prune(C) == {"changed": True, "kept": [C, A], "removed": [B], "in_use": []}
-    assert held(daemon) == [A, C] and not (tmp_path / "stage").exists()
+    assert held(daemon) == [A, C]
     assert prune(C)["changed"] is False
 
 
@@ -278,7 +277,15 @@ def test_of_an_image_somebody_tagged_only_our_tag_goes(prune, daemon):
     assert daemon.images[0]["RepoTags"] == ["site/keep:1"] and daemon.images[0]["RepoDigests"]
 
 
-def test_an_image_a_container_uses_stays_and_is_named(prune, daemon):
+def test_an_image_a_container_uses_stays_whole_and_is_named(prune, daemon):
+    daemon.hold(f"{REPOSITORY}@{B}", tags=("kimi-runbook/engine:sha256-b",))
+    daemon.containers = [{"ImageID": "id0"}]
+    result = prune(A)
+    assert (result["removed"], result["in_use"]) == ([], [B])
+    assert daemon.images[0]["RepoTags"] and daemon.images[0]["RepoDigests"]
+
+
+def test_what_docker_will_not_remove_is_told_in_its_words(prune, daemon):
     daemon.hold(f"{REPOSITORY}@{B}", tags=("kimi-runbook/engine:sha256-b",))
     daemon.used = {"kimi-runbook/engine:sha256-b"}
     result = prune(A)
