@@ -225,7 +225,7 @@ class Stage:
         return sorted(files - before), missing
 
     def carried(self, note, packages):
-        """Return the old versions an earlier stage kept and this one does not replace: they may still be gone back to."""
+        """Return the old versions an earlier stage kept and this one does not replace: a rollback may want them."""
         here = os.listdir(self.archives)
         kept = {**note.get("packages", {}), **note.get("previous", {})}
         return {

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -170,9 +171,12 @@ def _walk(folder: Path, below: str) -> Iterator[tuple[str, Path]]:
 def hash_files(paths: Mapping[str, Path], workers: int, progress: Progress) -> Iterator[tuple[str, str | OSError]]:
     """Yield ``(name, SHA-256)`` as files are done, or ``(name, error)`` where one could not be read to its end."""
     total, done = sum(_size(path) for path in paths.values()), 0
+    ended = threading.Event()
 
     def advance(count: int) -> None:
         nonlocal done
+        if ended.is_set():
+            raise InterruptedError  # a file of 26 GB would otherwise be read to its end after a Ctrl-C
         done += count  # a lost update costs a digit of the progress line, nothing else
         progress(done, total)
 
@@ -186,6 +190,7 @@ def hash_files(paths: Mapping[str, Path], workers: int, progress: Progress) -> I
             else:
                 yield running[future], future.result()
     finally:
+        ended.set()
         pool.shutdown(cancel_futures=True)
 
 

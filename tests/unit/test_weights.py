@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import signal
 import tracemalloc
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 
 from kimi_runbook import cli
 from kimi_runbook.errors import RunbookError
-from kimi_runbook.weights import compare, files_below, make_manifest, parse_manifest
+from kimi_runbook.weights import BUFFER_BYTES, compare, files_below, make_manifest, parse_manifest
 
 SUM = hashlib.sha256(b"abc").hexdigest()
 
@@ -83,6 +85,18 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 16 << 20
+
+
+def test_a_cancelled_reading_ends_at_once(tmp_path: Path) -> None:
+    with (tmp_path / "endless.bin").open("wb") as file:
+        file.truncate(1 << 40)  # sparse: a terabyte that takes no room and would take minutes
+
+    def interrupted(done: int, total: int) -> None:
+        if done == BUFFER_BYTES:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        make_manifest(tmp_path, None, 1, interrupted)
 
 
 def test_what_sha256sum_prints_is_a_list() -> None:
