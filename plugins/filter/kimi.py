@@ -50,6 +50,16 @@ def _pending_run(runs_dir: str, run_id: str = "") -> str:
     return str(pending_run(Path(runs_dir), run_id))
 
 
+def _weights_list(path: str) -> dict[str, Any]:
+    """Return ``files``, ``revision`` and ``proved`` (the digest of names and sums) of a list; empty without one."""
+    from kimi_runbook.weights import read_manifest  # noqa: PLC0415 - see the module's docstring
+
+    if not path:
+        return {}
+    manifest = read_manifest(Path(path))
+    return {**manifest.to_json(), "proved": manifest.digest()}
+
+
 def _acceptance_hosts(nodes: list[str], hostvars: dict[str, Any], *, sudo: bool) -> list[dict[str, Any]]:
     """Return the nodes in rank order with their testinfra connection, made of what Ansible itself connects with.
 
@@ -95,6 +105,7 @@ class FilterModule:
             ),
             "kimi_engine_node": _told(engine_node.node_wish),
             "kimi_expected": wishes.assemble,
+            "kimi_image_held": engine_node.held_reference,
             "kimi_installed": _installed,
             "kimi_interconnect": _told(engine_node.node_settings),
             "kimi_interconnect_files": engine_node.settings_files,
@@ -102,5 +113,7 @@ class FilterModule:
             "kimi_needs_drain": needs_drain,
             "kimi_pending_run": _told(_pending_run),
             "kimi_packages": wishes.packages,
+            "kimi_proof_argv": engine_node.proof_argv,
             "kimi_units": wishes.units,
+            "kimi_weights_list": _told(_weights_list),
         }

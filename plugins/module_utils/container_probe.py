@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from ansible.module_utils import redaction
+from ansible.module_utils.docker_socket import names_of, store_path
 from ansible.module_utils.host_probe import files
 from ansible.module_utils.package_probe import installed
 from ansible.module_utils.unit_probe import main_pid, process_started_at, unit_environment
@@ -24,7 +25,7 @@ def runtime(probe):
     info = probe.json_command("docker", "info", "--format", "{{json .}}")
     info = info if isinstance(info, dict) else {}
     root_dir = info.get("DockerRootDir") or None
-    store = _store(info, root_dir or "/var/lib/docker")
+    store = store_path(info, root_dir or "/var/lib/docker")
     place = probe.path(store)
     while not place.exists() and place not in (place.parent, probe.root):
         place = place.parent
@@ -46,14 +47,6 @@ def runtime(probe):
         "storage_driver": info.get("Driver") or None,
         "cdi_enabled": _cdi_enabled(info, daemon),
     }
-
-
-def _store(info, root_dir):
-    """Return where unpacked images lie: below containerd's root where its image store is in use."""
-    status = info.get("DriverStatus")
-    rows = [row for row in status if isinstance(row, list)] if isinstance(status, list) else []
-    containerd = any(row[:1] == ["driver-type"] and "containerd" in str(row[1:]) for row in rows)
-    return "/var/lib/containerd" if containerd else root_dir
 
 
 def read_only(probe, path):
@@ -109,11 +102,26 @@ def inspected(probe, kind, name):
     return first if isinstance(first, dict) else {}
 
 
+def held_name(probe, reference):
+    """Return the name under which the host holds a digest: the reference itself, else the one of a mirror or the stage.
+
+    An image that came through a mirror has the mirror's name and the same digest.
+    """
+    if inspected(probe, "image", reference):
+        return reference
+    digest = reference.partition("@")[2]
+    asked = ("docker", "image", "ls", "--digests", "--no-trunc", "--format", "{{.Repository}}@{{.Digest}}")
+    answer = probe.once("image digests", lambda: probe.command(*asked)) if digest else None
+    rows = answer[1].split() if answer and answer[0] == 0 else []
+    names = names_of([{"RepoDigests": rows}], digest)
+    return f"{names[0]}@{digest}" if names else reference
+
+
 def image(probe, reference):
-    """Return whether the runtime holds an image reference, with its digests; None when nobody asked."""
+    """Return whether the runtime holds an image's digest, with its names; None when nobody asked."""
     if not reference:
         return None
-    first = inspected(probe, "image", reference)
+    first = inspected(probe, "image", held_name(probe, reference))
     return {
         "reference": reference,
         "present": bool(first),

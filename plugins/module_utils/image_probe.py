@@ -11,7 +11,7 @@ import re
 import stat
 from pathlib import Path
 
-from ansible.module_utils.container_probe import inspected
+from ansible.module_utils.container_probe import held_name, inspected
 
 _PYTHON = re.compile(
     r"torch|triton|vllm|nvidia|flash|cuda|cupy|nccl|nixl|deep[_-]|ray$|transformers|xformers|numpy$|mooncake|tilelang"
@@ -55,7 +55,7 @@ def stack(probe, reference, pid=None):
         pid: First process of a container of that image, whose own root is read where Docker names no layers, as it
             does not with containerd's image store.
     """
-    row = inspected(probe, "image", reference)
+    row = inspected(probe, "image", held_name(probe, reference))
     if not row:
         return None
     layers = _layers(row.get("GraphDriver"))

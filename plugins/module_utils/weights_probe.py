@@ -1,7 +1,8 @@
 """The model's files on a host: how many, how large, of which revision, with which checksums recorded at the download.
 
-Files are not hashed here: 1.5 TB would take half an hour. Three records are read: the metadata huggingface_hub keeps
-below ``.cache/huggingface/download``, the names of blobs in its cache, and a SHA256SUMS file beside the weights.
+Files are not hashed here: 1.5 TB would take half an hour. Four records are read: the one that the module model_weights
+wrote when it had read every byte, the metadata huggingface_hub keeps below ``.cache/huggingface/download``, the names
+of blobs in its cache, and a SHA256SUMS file beside the weights.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+
+from ansible.module_utils.proved_files import FALLBACK, proof_digest, proved, read_record, record_paths
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _REVISION = re.compile(r"[0-9a-f]{40}")
@@ -24,16 +27,22 @@ def weights(probe, path):
     if not path:
         return None
     place = probe.path(path)
-    found = probe.apart(f"weights in {path}", lambda: read_weights(place))
+    records = (record_paths(place)[0], probe.path(str(record_paths(path, FALLBACK)[1])))
+    found = probe.apart(f"weights in {path}", lambda: read_weights(place, records))
     if found is None:
         return None
     return {"path": path, **found, "free_bytes": probe.room(path)[0]}
 
 
-def read_weights(place):
-    """Return ``{"revision", "files", "bytes", "checksums"}`` of a folder; no files where there is no such folder."""
+def read_weights(place, records):
+    """Return ``{"revision", "files", "bytes", "checksums", "proved"}`` of a folder; no files where there is none.
+
+    Args:
+        place: The folder.
+        records: Where a record of what was hashed may lie; the first that can be read counts.
+    """
     if not place.is_dir():
-        return {"revision": None, "files": 0, "bytes": 0, "checksums": None}
+        return {"revision": None, "files": 0, "bytes": 0, "checksums": None, "proved": None}
     sums, sizes = {}, {}
     for name, entry in _files(place, "", 0):
         sizes[name] = entry.stat().st_size
@@ -43,11 +52,15 @@ def read_weights(place):
     recorded, revision = _metadata(place / ".cache/huggingface/download")
     sums.update(recorded)
     sums.update(_sums_file(place))
+    record = read_record(records)
+    hashed = proved(place, record)
+    sums.update(hashed)
     return {
-        "revision": revision or _told_revision(place),
+        "revision": (record["revision"] if hashed else None) or revision or _told_revision(place),
         "files": len(sizes),
         "bytes": sum(sizes.values()),
         "checksums": dict(sorted(sums.items())) or None,
+        "proved": proof_digest(hashed),
     }
 
 

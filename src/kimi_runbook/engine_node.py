@@ -133,6 +133,41 @@ def node_unit(launch: Json, container: str, restart: str) -> str:
     )
 
 
+def held_reference(image: Json | None, reference: str) -> str:
+    """Return the name under which a host holds an image's digest; the reference itself where it holds none yet.
+
+    An image from a mirror or from the stage keeps its digest and has another repository's name, and Docker finds it by
+    that name only.
+
+    Args:
+        image: ``image`` of the snapshot.
+        reference: ``repository@sha256:...`` as locked.
+    """
+    names = list((image or {}).get("repo_digests") or ())
+    digest = reference.partition("@")[2]
+    if not digest or reference in names:
+        return reference
+    return next((name for name in sorted(names) if name.partition("@")[2] == digest), reference)
+
+
+def proof_argv(launch: Json, container: str, library: str, symbol: str) -> list[str]:
+    """Return the service's own ``docker run`` with Python in place of the engine, to call one function of a library.
+
+    Args:
+        launch: As :func:`node_launch` returns it.
+        container: The service's container name; the proof's ends in ``-proof``.
+        library: As the dynamic loader is asked for it, ``libcuda.so.1``.
+        symbol: A function from int to int that returns 0 for 0, ``cuInit``.
+    """
+    argv = list(launch["docker_argv"])
+    options = argv[: len(argv) - len(launch["argv"]) - 1]
+    options[options.index("--name") + 1] = f"{container}-proof"
+    code = (
+        "import ctypes, sys\nfunction = getattr(ctypes.CDLL(sys.argv[1]), sys.argv[2])\nprint('result', function(0))\n"
+    )
+    return [*options, "--entrypoint", "python3", launch["image"], "-c", code, library, symbol]
+
+
 def drift(container: Json | None, launch: Json, files: Sequence[Json] = ()) -> str:
     """Return in one phrase how the running container differs from its launch; empty when it does not.
 

@@ -76,6 +76,15 @@ class ExpectedImage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedWeights:
+    """The model's files a host must have proved: digest of the list's names and sums, number of files."""
+
+    role: str
+    proved: str
+    files: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedEngine:
     """The engine on this host. args (after the entry point) and env (a subset) are compared only where given.
 
@@ -110,6 +119,7 @@ class Expected:
     driver_activation: str = "reboot"
     driver_parameters: Mapping[str, str] = field(default_factory=dict)
     image: ExpectedImage | None = None
+    weights: ExpectedWeights | None = None
     engine: ExpectedEngine | None = None
 
     @classmethod
@@ -120,6 +130,7 @@ class Expected:
         daemon = root.optional_fields("daemon")
         settings = daemon.optional_fields("settings") if daemon else None
         driver = root.optional_fields("driver")
+        weights = root.optional_fields("weights")
         return cls(
             host=root.text("host"),
             address=root.optional_text("address"),
@@ -134,13 +145,14 @@ class Expected:
             driver_activation=(driver and driver.optional_text("activation")) or "reboot",
             driver_parameters=driver.text_map("parameters") if driver and driver.optional_fields("parameters") else {},
             image=_image(root.optional_fields("image")),
+            weights=read(ExpectedWeights, weights) if weights else None,
             engine=_engine(root.optional_fields("engine")),
         )
 
 
 _KEYS = (
     *("schema_version", "host", "address", "supported_os", "packages", "files", "units", "modules"),
-    *("daemon", "driver", "image", "engine"),
+    *("daemon", "driver", "image", "weights", "engine"),
 )
 
 

@@ -248,6 +248,8 @@ class WeightsFacts:
         files: Files found, hidden ones left out.
         bytes: Their size together.
         checksums: File to SHA-256 as recorded at the download; the files themselves are not hashed.
+        proved: One SHA-256 over names and sums of the files that were hashed on a host and have not changed since, as
+            :meth:`kimi_runbook.weights.WeightsManifest.digest` computes it of a list; None when none was hashed.
         free_bytes: Room left on their file system.
     """
 
@@ -256,6 +258,7 @@ class WeightsFacts:
     files: int | None = None
     bytes: int | None = None
     checksums: Mapping[str, str] | None = None
+    proved: str | None = None
     free_bytes: int | None = None
 
 

@@ -93,8 +93,8 @@ def assemble(parts: Mapping[str, Json], host: str, address: str, supported_os: S
 
     Args:
         parts: Role name to its wishes; the lists ``files``, ``packages``, ``units``, ``modules`` and the values
-            ``daemon``, ``driver``, ``image``, ``engine``, each optional. Of the engine's environment only what a
-            snapshot reports goes in: the value is written to a file.
+            ``daemon``, ``driver``, ``image``, ``weights``, ``engine``, each optional. Of the engine's environment only
+            what a snapshot reports goes in: the value is written to a file.
         host: The host's name in the inventory.
         address: The address the engine's ranks use.
         supported_os: Distributions the roles know, each with ``id`` and ``versions``.
@@ -125,6 +125,8 @@ def assemble(parts: Mapping[str, Json], host: str, address: str, supported_os: S
         if part.get("daemon"):
             expected["daemon"] = {"role": role, "settings": part["daemon"]}
         expected.update({key: part[key] for key in ("driver", "image", "engine") if key in part})
+        if part.get("weights"):
+            expected["weights"] = {"role": role, **part["weights"]}
     if expected.get("engine") and expected["engine"].get("env") is not None:
         expected["engine"] = {**expected["engine"], "env": reportable(expected["engine"]["env"])}
     return expected

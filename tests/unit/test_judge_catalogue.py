@@ -24,7 +24,9 @@ ELSEWHERE = {
     **dict.fromkeys(
         ("host.unreachable", "snapshot.failed", "host.kernel", "driver.reload", "unit.active"), "test_judge"
     ),
-    **dict.fromkeys(("rdma.peermem", "rdma.peermem_symbols", "snapshot.unknown"), "test_judge_rules"),
+    **dict.fromkeys(
+        ("rdma.peermem", "rdma.peermem_symbols", "snapshot.unknown", "weights.unproved"), "test_judge_rules"
+    ),
     **dict.fromkeys(("fleet.images", "fleet.memory_short", "fleet.memory_unknown"), "test_judge_fleet"),
 }
 """Codes that tests of their own reach, beside the tables."""

@@ -221,6 +221,22 @@ def test_simulated_gpus_are_of_no_platform_and_hold_no_model() -> None:
     assert codes(findings) == ["host.simulated", "snapshot.unknown"]
 
 
+@pytest.mark.parametrize(
+    ("proved", "found"),
+    [
+        pytest.param("1" * 64, [], id="all"),
+        pytest.param("2" * 64, ["weights.unproved"], id="some-or-others"),
+        pytest.param(None, ["weights.unproved"], id="none"),
+    ],
+)
+def test_weights_of_a_list_have_to_be_proved_on_the_host(proved: str | None, found: list[str]) -> None:
+    listed = {"role": "model_weights", "proved": "1" * 64, "files": 110}
+    judged = examine({"weights|proved": proved}, weights=listed)
+    assert codes(judged.findings) == found
+    assert [(row.action, row.role) for row in judged.findings] == [("pull", "model_weights")] * len(found)
+    assert codes(examine({"weights|proved": proved}).findings) == []
+
+
 def test_dummy_weights_are_not_missed() -> None:
     args = ["/models/k3", "--load-format=dummy"]
     found = examine({"weights": None, "engine|container|args": ["serve", *args]}, engine=wanted(args=args)["engine"])

@@ -103,6 +103,7 @@ def test_provision_ends_with_the_proof_that_nothing_is_left():
         "container_runtime",
         "rdma",
         "engine_image",
+        "model_weights",
         "interconnect",
     }
 

@@ -359,6 +359,30 @@ def test_a_docker_that_cannot_be_reached_is_an_error_and_no_absent_image(tmp_pat
     assert "Cannot connect" in probe.errors[0]["message"]
 
 
+REFERENCE = f"registry.example:5000/vllm@sha256:{'a' * 64}"
+MIRROR = f"mirror.example/vllm@sha256:{'a' * 64}"
+
+
+@pytest.mark.parametrize(
+    ("held", "present"),
+    [
+        pytest.param(f"<none>@<none>\nvllm@sha256:{'b' * 64}\n{MIRROR}\n", True, id="same-digest-of-a-mirror"),
+        pytest.param(f"kimi-runbook/engine@sha256:{'a' * 64}\n", False, id="only-the-tag-that-protects-it"),
+        pytest.param("", False, id="nothing"),
+    ],
+)
+def test_an_image_is_known_by_its_digest_and_not_by_its_name(tmp_path, held, present):
+    tree = Tree(tmp_path)
+    tree.say(f"docker image inspect {REFERENCE}", "[]", rc=1, err="Error: No such image")
+    inspected = json.dumps([{"RepoDigests": [MIRROR], "Architecture": "amd64", "Size": 7}])
+    tree.say(f"docker image inspect {MIRROR}", inspected)
+    tree.say("docker image ls", held)
+    probe = tree.probe()
+    seen = container_probe.image(probe, REFERENCE)
+    assert (seen["reference"], seen["present"]) == (REFERENCE, present)
+    assert seen["repo_digests"] == ([MIRROR] if present else []) and probe.errors == []
+
+
 @pytest.mark.parametrize(
     ("mounts", "expected"),
     [

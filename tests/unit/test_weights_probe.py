@@ -32,6 +32,7 @@ def test_a_downloaded_folder(tmp_path):
         "files": 2,
         "bytes": 1002,
         "checksums": {"model-00001-of-00002.safetensors": SUM},
+        "proved": None,
         "free_bytes": 5000000000,
     }
     assert probe.errors == []

@@ -9,7 +9,6 @@ import yaml
 ROOT = Path(__file__).resolve().parents[3]
 LOCK = yaml.safe_load((ROOT / "inventories/lab/lock.yml").read_text(encoding="utf-8"))
 DRIVER = LOCK["driver"]["version"]
-IMAGE = f"{LOCK['image']['repository']}@{LOCK['image']['digest']}"
 
 
 def test_the_locked_driver_is_loaded(host):
@@ -36,7 +35,8 @@ def test_units_run_now_and_at_boot(host, unit):
 def test_the_engine_runs_from_the_locked_digest(host):
     container = json.loads(host.check_output("docker container inspect kimi-engine"))[0]
     image = json.loads(host.check_output(f"docker image inspect {container['Image']}"))[0]
-    assert IMAGE in image["RepoDigests"]
+    # The name may be that of the stage, where the image waited for Docker; the digest is what counts.
+    assert LOCK["image"]["digest"] in [reference.partition("@")[2] for reference in image["RepoDigests"]]
 
 
 def test_settings_are_the_same_inside_the_container(host):

@@ -203,9 +203,27 @@ def _weights(case: Case) -> Outcome:
         )
 
 
+def _proved(case: Case) -> Outcome:
+    """Whether every file of the inventory's list was hashed here and has not changed since."""
+    wanted, weights = case.expected.weights, case.snapshot.weights
+    if wanted is None:
+        return
+    if weights is None:
+        yield Unknown("weights: proved")
+    elif weights.proved != wanted.proved:
+        seen = f"files with the digest {weights.proved[:12]} are proved" if weights.proved else "no file is proved"
+        yield case.finding(
+            "weights.unproved",
+            observed=f"{weights.path}: {seen}",
+            expected=f"the list's {wanted.files} files, {wanted.proved[:12]}",
+            subject=weights.path,
+        )
+
+
 CHECKS = (
     Check("runtime.toolkit", _toolkit),
     Check("runtime.pair", _pair),
     Check("image.stack", _stack),
     Check("weights", _weights),
+    Check("weights.proved", _proved),
 )
