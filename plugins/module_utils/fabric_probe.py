@@ -31,7 +31,7 @@ def fabric(probe, loaded):
     nodes = _imex_nodes(probe)
     return {
         "nvswitches": len(probe.names("/proc/driver/nvidia-nvswitch/devices")),
-        "sw_mng": _managed_switches(probe),
+        "sw_mng": managed_switches(probe),
         "services": {name: _service(probe, name) for name in SERVICES},
         "gpus": gpu_fabric(probe) if loaded else None,
         "imex_channels": probe.names("/dev/nvidia-caps-imex-channels")[:64],
@@ -58,9 +58,16 @@ def _imex_domain(probe):
     told = probe.json_command("nvidia-imex-ctl", "-N", "-j", needed=True, timeout_s=2 * probe.timeout_s)
     if told is None:
         return None
+    domain = imex_domain_of(told)
+    if domain is None:
+        probe.error("nvidia-imex-ctl -N", "its JSON names no nodes")
+    return domain
+
+
+def imex_domain_of(told):
+    """Return what ``nvidia-imex-ctl -N -j`` printed as ``status`` and ``nodes``; None where it names no nodes."""
     nodes = told.get("nodes") if isinstance(told, dict) else None
     if not isinstance(nodes, dict) or not nodes or not all(isinstance(node, dict) for node in nodes.values()):
-        probe.error("nvidia-imex-ctl -N", "its JSON names no nodes")
         return None
     return {"status": _word(told.get("status")), "nodes": [_imex_node(node) for node in nodes.values()][:_MOST_NODES]}
 
@@ -83,7 +90,7 @@ def _word(value):
     return value[:80] if isinstance(value, str) and value else None
 
 
-def _managed_switches(probe):
+def managed_switches(probe):
     """Return how many RDMA functions manage NVLink switches: their vital product data says SW_MNG (HGX B200, B300).
 
     Vital product data comes from the device itself, slowly, so it is read with a time limit; None when that passes.

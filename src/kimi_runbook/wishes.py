@@ -37,6 +37,11 @@ def apt_names(wishes: Iterable[Json]) -> list[str]:
     return [f"{wish['name']}={wish['version']}" if wish["version"] else wish["name"] for wish in wishes]
 
 
+def dnf_names(wishes: Iterable[Json]) -> list[str]:
+    """Return what dnf is asked for: ``name-version`` where a version is wished for, else ``name``."""
+    return [f"{wish['name']}-{wish['version']}" if wish["version"] else wish["name"] for wish in wishes]
+
+
 def apt_source(repository: Json, key_path: str) -> list[dict[str, str]]:
     """Return the two files of an apt source: the deb822 entry and its key, read from the controller.
 

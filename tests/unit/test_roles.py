@@ -75,7 +75,9 @@ def test_provision_ends_with_the_proof_that_nothing_is_left():
     settled = plays("provision")["Prove that nothing is left to provision"]["roles"][0]["vars"][
         "host_snapshot_settled_roles"
     ]
-    assert set(settled) == {"gpu_driver", "container_runtime", "rdma", "engine_image", "interconnect"}
+    assert set(settled) == {
+        *("gpu_driver", "container_runtime", "rdma", "fabric_services", "engine_image", "interconnect"),
+    }
 
 
 def test_no_placeholder_is_left_in_the_documents():
