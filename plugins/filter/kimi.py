@@ -58,6 +58,20 @@ def _domain_nodes(hosts: list[str], hostvars: dict[str, Any], domain: str) -> li
     return _fabric_module().domain_nodes(hosts, hostvars, domain)
 
 
+def _rdma_module():
+    from kimi_runbook import rdma  # noqa: PLC0415 - see the module's docstring
+
+    return rdma
+
+
+def _dmabuf(snapshot: dict[str, Any], rails: list[str], tests: list[dict[str, Any]], peermem_asked: bool) -> Any:
+    """Return where the dma-buf ladder ends on this host."""
+    from kimi_runbook import dmabuf  # noqa: PLC0415 - see the module's docstring
+
+    observed = dmabuf.observe(snapshot, rails, peermem_asked=peermem_asked)
+    return dmabuf.decide(observed, dmabuf.tests_of(tests)).to_json()
+
+
 def _pending_run(runs_dir: str, run_id: str = "") -> str:
     """Return the folder of the run whose observation is pending."""
     from kimi_runbook.acceptance.completion import pending_run  # noqa: PLC0415 - see the module's docstring
@@ -104,6 +118,7 @@ class FilterModule:
             "kimi_acceptance_hosts": _acceptance_hosts,
             "kimi_apt_names": wishes.apt_names,
             "kimi_apt_source": _told(wishes.apt_source),
+            "kimi_dmabuf": _told(_dmabuf),
             "kimi_dnf_names": wishes.dnf_names,
             "kimi_domain_nodes": _told(_domain_nodes),
             "kimi_driver_verdict": _told(_driver_verdict),
@@ -120,5 +135,7 @@ class FilterModule:
             "kimi_loaded": _loaded,
             "kimi_pending_run": _told(_pending_run),
             "kimi_packages": wishes.packages,
+            "kimi_rdma_asked": lambda modules: _rdma_module().asked_modules(modules),
+            "kimi_rdma_modules": _told(lambda *args: _rdma_module().host_modules(*args)),
             "kimi_units": wishes.units,
         }

@@ -94,8 +94,22 @@ class ExpectedEngine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedRung:
+    """Where the dma-buf ladder ended: rung, state and reason as dmabuf.Decision has them."""
+
+    rung: str = ""
+    state: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """Everything asked of one host; a part that is None is not asked for."""
+    """Everything asked of one host; a part that is None is not asked for.
+
+    Attributes:
+        ofed: What ``ofed_info -s`` has to say, ``inbox`` for no OFED.
+        dmabuf: Where the dma-buf ladder ended for this host, to be told.
+    """
 
     host: str
     address: str | None = None
@@ -110,6 +124,8 @@ class Expected:
     driver_activation: str = "reboot"
     image: ExpectedImage | None = None
     engine: ExpectedEngine | None = None
+    ofed: str | None = None
+    dmabuf: ExpectedRung | None = None
 
     @classmethod
     def from_json(cls, data: Mapping[str, object], source: str = "expected") -> Expected:
@@ -133,12 +149,14 @@ class Expected:
             driver_activation=(driver and driver.optional_text("activation")) or "reboot",
             image=_image(root.optional_fields("image")),
             engine=_engine(root.optional_fields("engine")),
+            ofed=root.optional_text("ofed") or None,
+            dmabuf=_rung(root.optional_fields("dmabuf")),
         )
 
 
 _KEYS = (
     *("schema_version", "host", "address", "supported_os", "packages", "files", "units", "modules"),
-    *("daemon", "driver", "image", "engine"),
+    *("daemon", "driver", "image", "engine", "ofed", "dmabuf"),
 )
 
 
@@ -160,6 +178,12 @@ def _image(image: Fields | None) -> ExpectedImage | None:
         bytes_needed=image.optional_integer("bytes_needed") or 0,
         inodes_needed=data_file("platform.yml").integer("inodes_needed") if inodes is None else inodes,
     )
+
+
+def _rung(rung: Fields | None) -> ExpectedRung | None:
+    if rung is None or not rung.names():
+        return None
+    return ExpectedRung(rung=rung.optional_text("rung") or "", state=rung.text("state"), reason=rung.text("reason"))
 
 
 def _engine(engine: Fields | None) -> ExpectedEngine | None:

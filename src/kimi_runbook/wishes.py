@@ -17,6 +17,9 @@ from kimi_runbook.errors import RunbookError
 Json = Mapping[str, Any]
 
 
+_SINGLE = ("driver", "image", "engine", "ofed", "dmabuf")
+
+
 def content_sha256(content: str) -> str:
     """Return the SHA-256 a file with this content has on the host."""
     return hashlib.sha256(content.encode()).hexdigest()
@@ -89,8 +92,8 @@ def assemble(parts: Mapping[str, Json], host: str, address: str, supported_os: S
 
     Args:
         parts: Role name to its wishes; the lists ``files``, ``packages``, ``units``, ``modules`` and the values
-            ``daemon``, ``driver``, ``image``, ``engine``, each optional. Of the engine's environment only what a
-            snapshot reports goes in: the value is written to a file.
+            ``daemon``, ``driver``, ``image``, ``engine``, ``ofed``, ``dmabuf``, each optional. Of the engine's
+            environment only what a snapshot reports goes in: the value is written to a file.
         host: The host's name in the inventory.
         address: The address the engine's ranks use.
         supported_os: Distributions the roles know, each with ``id`` and ``versions``.
@@ -120,7 +123,7 @@ def assemble(parts: Mapping[str, Json], host: str, address: str, supported_os: S
         ]
         if part.get("daemon"):
             expected["daemon"] = {"role": role, "settings": part["daemon"]}
-        expected.update({key: part[key] for key in ("driver", "image", "engine") if key in part})
+        expected.update({key: part[key] for key in _SINGLE if part.get(key)})
     if expected.get("engine") and expected["engine"].get("env") is not None:
         expected["engine"] = {**expected["engine"], "env": reportable(expected["engine"]["env"])}
     return expected

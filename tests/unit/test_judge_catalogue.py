@@ -24,7 +24,8 @@ ELSEWHERE = {
     **dict.fromkeys(
         ("host.unreachable", "snapshot.failed", "host.kernel", "driver.reload", "unit.active"), "test_judge"
     ),
-    **dict.fromkeys(("rdma.peermem", "snapshot.unknown"), "test_judge_rules"),
+    **dict.fromkeys(("rdma.peermem", "rdma.ofed", "snapshot.unknown"), "test_judge_rules"),
+    **dict.fromkeys(("interconnect.dmabuf", "interconnect.dmabuf_blocked"), "test_judge_rules"),
     **dict.fromkeys(("fleet.images", "fleet.memory_short", "fleet.memory_unknown"), "test_judge_fleet"),
 }
 """Codes that tests of their own reach, beside the tables."""

@@ -90,6 +90,35 @@ def test_peermem_is_asked_for_by_name_and_needs_ofed() -> None:
     assert codes(examine({"modules|nvidia_peermem": {"loaded": True}}, **asked).findings) == []
 
 
+@pytest.mark.parametrize(
+    ("wanted", "seen", "found"),
+    [
+        ("OFED-internal-25.10-1", "OFED-internal-25.10-1", []),
+        ("OFED-internal-25.10-1", "OFED-internal-24.10-1", ["rdma.ofed"]),
+        ("OFED-internal-25.10-1", None, ["rdma.ofed"]),
+        ("inbox", None, []),
+        ("inbox", "OFED-internal-25.10-1", ["rdma.ofed"]),
+        ("", "OFED-internal-25.10-1", []),
+    ],
+)
+def test_the_ofed_is_asserted(wanted: str, seen: str | None, found: list[str]) -> None:
+    assert codes(examine({"rdma|ofed": seen}, ofed=wanted).findings) == found
+
+
+@pytest.mark.parametrize(
+    ("state", "code"),
+    [
+        ("passed", "interconnect.dmabuf"),
+        ("untested", "interconnect.dmabuf"),
+        ("not_met", "interconnect.dmabuf_blocked"),
+        ("failed", "interconnect.dmabuf_blocked"),
+    ],
+)
+def test_the_rung_of_the_dma_buf_ladder_is_told(state: str, code: str) -> None:
+    (finding,) = examine({}, dmabuf={"rung": "software", "state": state, "reason": "a kernel"}).findings
+    assert (finding.code, finding.observed) == (code, f"rung software {state}: a kernel")
+
+
 def test_a_reload_is_a_reboot_where_something_is_read_at_boot_only() -> None:
     driver = {"driver": {"version": TARGET, "activation": "reload"}}
     assert codes(examine(LATE, **driver).findings) == ["driver.reload"]
