@@ -19,6 +19,7 @@ SERVICES = {
     "nvidia-persistenced": r"nvidia-persistenced|nvidia-compute-utils-\d+(-server)?",
 }
 _MOST_PATHS = 50
+_OLDEST_BRANCH = 300  # a library's number below it is its own
 _MOST_NODES = 64  # an NVL72 rack has 18 trays
 _MOST_APART = 20  # of one node, so that a domain with no connection at all stays below 50 KiB
 _KEY = re.compile(r'"?\b(?:hostPath|path)"?\s*:\s*"?(/[^"\s,}\]]+)')
@@ -145,15 +146,21 @@ def cdi(probe):
             if not name.endswith((".yaml", ".json")) or os.path.realpath(path) in seen:
                 continue
             seen.add(os.path.realpath(path))
-            text = probe.text(f"{folder}/{name}", limit=4 << 20) or ""
-            paths = list(dict.fromkeys(_KEY.findall(text)))
-            versions = {match[1] for match in map(_LIBRARY_VERSION.search, paths) if match}
-            rows.append(
-                {
-                    "path": f"{folder}/{name}",
-                    "versions": sorted(versions),
-                    "missing": [one for one in paths if not os.path.lexists(probe.path(one))][:_MOST_PATHS],
-                    "devices": list(dict.fromkeys(_DEVICE.findall(text)))[:_MOST_PATHS],
-                }
-            )
+            told = cdi_facts(probe, probe.text(f"{folder}/{name}", limit=4 << 20) or "")
+            told["missing"], told["devices"] = told["missing"][:_MOST_PATHS], told["devices"][:_MOST_PATHS]
+            rows.append({"path": f"{folder}/{name}", **told})
     return rows
+
+
+def cdi_facts(probe, text):
+    """Return what one CDI specification says: driver ``versions`` of libraries, ``missing`` host paths, ``devices``.
+
+    A library that has a number of its own, as libnvidia-egl-gbm.so.1.1.2, says nothing of the driver.
+    """
+    paths = list(dict.fromkeys(_KEY.findall(text)))
+    versions = {match[1] for match in map(_LIBRARY_VERSION.search, paths) if match}
+    return {
+        "versions": sorted(version for version in versions if int(version.partition(".")[0]) > _OLDEST_BRANCH),
+        "missing": [one for one in paths if not os.path.lexists(probe.path(one))],
+        "devices": list(dict.fromkeys(_DEVICE.findall(text))),
+    }

@@ -80,21 +80,13 @@ killed:
 """
 
 import os
-import re
 
 from ansible.module_utils import bounded_unit
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.fabric_probe import managed_switches
 from ansible.module_utils.host_probe import Probe
+from ansible.module_utils.loaded_driver import loaded_driver
 from ansible.module_utils.package_probe import installed
-
-_NVRM = re.compile(r"Kernel Module(?: for \S+)?\s+(?P<version>\d+\.\d+(?:\.\d+)?)")
-
-
-def loaded_driver(probe):
-    """Return the version of the loaded driver, None where none is loaded."""
-    match = _NVRM.search(probe.text("/proc/driver/nvidia/version") or "")
-    return match["version"] if match else probe.line("/sys/module/nvidia/version")
 
 
 def unseen(kind, probe):
