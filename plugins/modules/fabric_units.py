@@ -25,6 +25,11 @@ options:
     type: list
     elements: str
     required: true
+  optional_units:
+    description: Those of O(units) that another service starts where they do not exist, as nvlsm.
+    type: list
+    elements: str
+    default: []
   older_units:
     description: Units that are restarted where they run a replaced program, and otherwise left alone.
     type: list
@@ -179,6 +184,7 @@ def main():
         argument_spec={
             "kind": {"type": "str", "choices": ["nvswitch", "nvlink5", "rack", "none"], "default": "none"},
             "units": {"type": "list", "elements": "str", "required": True},
+            "optional_units": {"type": "list", "elements": "str", "default": []},
             "older_units": {"type": "list", "elements": "str", "default": []},
             "bound": {"type": "list", "elements": "str", "default": []},
             "restart": {"type": "bool", "default": False},
@@ -210,14 +216,16 @@ def main():
         )
     try:
         seen = {unit: observe(unit) for unit in [*params["units"], *params["older_units"]]}
-        missing = [unit for unit in params["units"] if seen[unit]["load"] == "not-found"]
+        absent = [unit for unit in params["units"] if seen[unit]["load"] == "not-found"]
+        units = [unit for unit in params["units"] if unit not in absent or unit not in params["optional_units"]]
+        missing = [unit for unit in absent if unit in units]
         if missing and not module.check_mode:
             module.fail_json(
                 msg=f"{', '.join(missing)}: no such unit, expected the one of its package. Nothing was started; "
                 "see which "
                 "files the package has (dpkg -L, rpm -ql) and correct the lock."
             )
-        actions = plan(params["units"], seen, params["restart"])
+        actions = plan(units, seen, params["restart"])
         taken = {unit for _, unit in actions}
         actions += [
             ("restart", unit)

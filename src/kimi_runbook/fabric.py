@@ -62,7 +62,8 @@ def host_wish(snapshot: Json, lock: Json, imex: Json) -> dict[str, Any]:
     Returns:
         ``kind``. ``packages``: wishes with name, version and hold, those of the lock that the kind needs, and those of
         the lock that are installed anyway, so that a new driver leaves none behind. ``replaced``: installed ones of an
-        older name. ``bound``: those that must have the driver's version. ``files``, ``services``, ``units``.
+        older name. ``bound``: those that must have the driver's version. ``files``, ``services``.
+        ``units``: those the host is held to. ``started``: those to start, ``optional_units`` of them where they exist.
 
     A service is left out whose package the lock does not name and the host does not have: the audit says so. A host of
     a switched platform that shows no switch gets nothing, and a finding (fabric.undetected).
@@ -91,6 +92,8 @@ def host_wish(snapshot: Json, lock: Json, imex: Json) -> dict[str, Any]:
         "files": imex_files(imex["nodes"], imex["config"]) if kind == "rack" and imex["nodes"] else [],
         "services": services,
         "units": [f"{name}.service" for name in services if _has_a_unit(name, snapshot)],
+        "optional_units": [f"{name}.service" for name in services if started_by_another(name)],
+        "started": [f"{name}.service" for name in services],
     }
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from kimi_runbook.fabric import NODES_FILE
 from kimi_runbook.findings import FLEET, Finding, make_finding
 from kimi_runbook.reading import data_file
 from kimi_runbook.rules import Case
 from kimi_runbook.rules.arguments import count, option
 from kimi_runbook.rules.driver import settled
+from kimi_runbook.rules.fabric import rewritten
 from kimi_runbook.rules.service import improvised
 
 _MIB = 2**20
@@ -72,7 +74,7 @@ def _unequal(nodes: Sequence[Case]) -> Iterator[Finding]:
     yield from _differ(nodes, "fleet.replica_settings", _settings)
     yield from _differ(nodes, "fleet.mtu", _mtu)
     yield from _differ(nodes, "fleet.weights", _weights)
-    yield from _differ(nodes, "fleet.imex_nodes", lambda case: ", ".join(case.snapshot.fabric.imex_nodes or ()) or None)
+    yield from _differ(nodes, "fleet.imex_nodes", _imex_nodes)
 
 
 def _domain(nodes: Sequence[Case]) -> Iterator[Finding]:
@@ -193,6 +195,11 @@ def _weights(case: Case) -> str | None:
     if weights.checksums:
         return ", ".join(f"{file} {digest[:12]}" for file, digest in sorted(weights.checksums.items()))
     return weights.revision
+
+
+def _imex_nodes(case: Case) -> str | None:
+    """Return the IMEX node list; one that a role is to write anew says nothing yet."""
+    return None if rewritten(case, NODES_FILE) else ", ".join(case.snapshot.fabric.imex_nodes or ()) or None
 
 
 def _cliques(case: Case) -> str | None:
