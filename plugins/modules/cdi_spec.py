@@ -83,7 +83,8 @@ from ansible.module_utils.loaded_driver import loaded_driver
 
 # Docker reads a CDI 0.7 specification from 26.1 on; nvidia-cdi-refresh came with toolkit 1.18 (NVIDIA/cloud-native-docs
 # container-toolkit/cdi-support.md).
-_DOCKER, _TOOLKIT = (26, 1), (1, 18)
+_DOCKER = (26, 1)
+_TOOLKIT = (1, 18)
 _REFRESH = ("nvidia-cdi-refresh.service", "nvidia-cdi-refresh.path")
 _GPU = re.compile(r"(?P<index>\d+)(:\d+)?|(?P<uuid>GPU-[0-9a-fA-F-]+)")
 _MOST_NAMED = 3

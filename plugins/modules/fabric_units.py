@@ -195,7 +195,7 @@ def main():
     )
     params = module.params
     probe = Probe()
-    hidden = unseen(params["kind"], probe)
+    hidden = unseen(params["kind"], probe) if params["units"] else ""
     if hidden and not module.check_mode:
         module.fail_json(
             msg=f"{hidden}; expected the switches of a host with {params['kind']}. No fabric service was "

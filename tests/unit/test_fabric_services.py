@@ -297,6 +297,24 @@ def test_c26_nothing_is_started_beside_another_driver(tmp_path: Path) -> None:
     assert programs.said("systemctl.said") == []
 
 
+def test_c28_nothing_is_started_where_the_switches_do_not_show(tmp_path: Path) -> None:
+    """This machine shows none; with nothing to start there is nothing to refuse."""
+    programs = systemctl(tmp_path)
+    code, told = call("fabric_units", programs, kind="nvswitch", units=["nvidia-fabricmanager.service"])
+    assert code == 1 and "no NVSwitch" in told["msg"] and "gpu-operator#2781" in told["msg"]
+    assert programs.said("systemctl.said") == []
+    assert call("fabric_units", programs, kind="nvswitch", units=[])[0] == 0
+
+
+def test_a_unit_another_service_starts_may_be_missing(tmp_path: Path) -> None:
+    programs = systemctl(tmp_path)
+    programs.put("systemctl", "printf 'LoadState=not-found\\nActiveState=inactive\\nUnitFileState=\\nMainPID=0\\n'")
+    unit = "nvlsm.service"
+    assert call("fabric_units", programs, units=[unit], optional_units=[unit])[1]["actions"] == []
+    code, told = call("fabric_units", programs, units=[unit])
+    assert code == 1 and "nvlsm.service: no such unit" in told["msg"]
+
+
 def test_c36_a_stop_that_hangs_is_ended(tmp_path: Path) -> None:
     programs = systemctl(tmp_path, active="active", enabled="enabled", stop="[ -f $DIR/state ] || sleep 60")
     code, told = call("fabric_units", programs, units=["x.service"], restart=True, stop_timeout_s=1)

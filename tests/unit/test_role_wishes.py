@@ -177,7 +177,13 @@ def test_cdi(answers: Mapping[str, dict[str, Any]]) -> None:
     paths = {host: [file["path"] for file in answers[host]["container_runtime"]["files"]] for host in HOSTS}
     dropin = "/etc/systemd/system/nvidia-cdi-refresh.service.d/10-kimi.conf"
     assert dropin in paths["hgx-h200-ib"] and dropin not in paths["pcie-ethernet"]
-    assert all(row["held"] for row in answers["hgx-h200-ib"]["container_runtime"]["packages"]), "Docker too"
+
+
+def test_c41_the_toolkit_is_one_version_and_held_with_docker(answers: Mapping[str, dict[str, Any]]) -> None:
+    rows = {row["name"]: row for row in answers["hgx-h200-ib"]["container_runtime"]["packages"]}
+    toolkit = [row["version"] for name, row in rows.items() if "container" in name]
+    assert toolkit == ["1.20.0-1"] * 4
+    assert all(row["held"] for row in rows.values()) and "docker-ce" in rows
 
 
 def test_a_role_is_due_by_its_own_actions_and_by_a_new_driver(answers: Mapping[str, dict[str, Any]]) -> None:
