@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import io
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-UNIT_DIR = Path(__file__).resolve().parent
+from ansible.module_utils.testing import patch_module_args
 
 
 class Programs:
@@ -32,26 +34,18 @@ class Programs:
 
 
 def call(module: str, programs: Programs, *, check: bool = False, **params: Any) -> tuple[int, dict[str, Any]]:
-    """Run a module of plugins/modules in a process of its own; return its exit status and what it answered."""
-    source = (
-        "import json, sys\n"
-        f"sys.path.insert(0, {str(UNIT_DIR)!r})\n"
-        "import conftest\n"
-        "from ansible.module_utils.testing import patch_module_args\n"
-        f"import {module}\n"
-        "with patch_module_args(json.loads(sys.argv[1])):\n"
-        f"    {module}.main()\n"
-    )
-    arguments = json.dumps({**params, "_ansible_check_mode": check})
-    environment = {**os.environ, "PATH": f"{programs.folder}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        [sys.executable, "-c", source, arguments],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=60,
-        check=False,
-    )
-    line = next((line for line in reversed(done.stdout.splitlines()) if line.startswith("{")), "")
-    assert line, done.stdout + done.stderr
-    return done.returncode, json.loads(line)
+    """Run a module of plugins/modules with these programs first on PATH; return its exit status and its answer."""
+    said = io.StringIO()
+    code: object = 0
+    with (
+        patch.dict(os.environ, {"PATH": f"{programs.folder}:{os.environ['PATH']}"}),
+        patch_module_args({**params, "_ansible_check_mode": check}),
+        contextlib.redirect_stdout(said),
+    ):
+        try:
+            importlib.import_module(module).main()
+        except SystemExit as end:
+            code = end.code
+    line = next((line for line in reversed(said.getvalue().splitlines()) if line.startswith("{")), "")
+    assert line, said.getvalue()
+    return int(str(code or 0)), json.loads(line)
