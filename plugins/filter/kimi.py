@@ -43,6 +43,36 @@ def _driver_verdict(snapshot: dict[str, Any], wanted: dict[str, Any]) -> dict[st
     return driver_verdict(Snapshot.from_json(snapshot), wanted).to_json()
 
 
+def _fabric_module():
+    from kimi_runbook import fabric  # noqa: PLC0415 - see the module's docstring
+
+    return fabric
+
+
+def _fabric(snapshot: dict[str, Any], lock: dict[str, Any], imex: dict[str, Any]) -> dict[str, Any]:
+    """Return what this host gets of its NVLink fabric."""
+    return _fabric_module().host_wish(snapshot, lock, imex)
+
+
+def _domain_nodes(hosts: list[str], hostvars: dict[str, Any], domain: str) -> list[str]:
+    """Return the addresses of an NVLink domain's hosts."""
+    return _fabric_module().domain_nodes(hosts, hostvars, domain)
+
+
+def _rdma_module():
+    from kimi_runbook import rdma  # noqa: PLC0415 - see the module's docstring
+
+    return rdma
+
+
+def _dmabuf(snapshot: dict[str, Any], rails: list[str], tests: list[dict[str, Any]], peermem_asked: bool) -> Any:
+    """Return where the dma-buf ladder ends on this host."""
+    from kimi_runbook import dmabuf  # noqa: PLC0415 - see the module's docstring
+
+    observed = dmabuf.observe(snapshot, rails, peermem_asked=peermem_asked)
+    return dmabuf.decide(observed, dmabuf.tests_of(tests)).to_json()
+
+
 def _pending_run(runs_dir: str, run_id: str = "") -> str:
     """Return the folder of the run whose observation is pending."""
     from kimi_runbook.acceptance.completion import pending_run  # noqa: PLC0415 - see the module's docstring
@@ -99,6 +129,9 @@ class FilterModule:
             "kimi_acceptance_hosts": _acceptance_hosts,
             "kimi_apt_names": wishes.apt_names,
             "kimi_apt_source": _told(wishes.apt_source),
+            "kimi_dmabuf": _told(_dmabuf),
+            "kimi_dnf_names": wishes.dnf_names,
+            "kimi_domain_nodes": _told(_domain_nodes),
             "kimi_driver_verdict": _told(_driver_verdict),
             "kimi_engine_drift": lambda snapshot, launch, files: engine_node.drift(
                 snapshot["engine"]["container"], launch, files
@@ -106,6 +139,8 @@ class FilterModule:
             "kimi_engine_node": _told(engine_node.node_wish),
             "kimi_expected": wishes.assemble,
             "kimi_image_held": engine_node.held_reference,
+            "kimi_fabric": _told(_fabric),
+            "kimi_fabric_tools": lambda _: _fabric_module().asked_packages(),
             "kimi_installed": _installed,
             "kimi_interconnect": _told(engine_node.node_settings),
             "kimi_interconnect_files": engine_node.settings_files,
@@ -114,6 +149,8 @@ class FilterModule:
             "kimi_pending_run": _told(_pending_run),
             "kimi_packages": wishes.packages,
             "kimi_proof_argv": engine_node.proof_argv,
+            "kimi_rdma_asked": lambda modules: _rdma_module().asked_modules(modules),
+            "kimi_rdma_modules": _told(lambda *args: _rdma_module().host_modules(*args)),
             "kimi_units": wishes.units,
             "kimi_weights_list": _told(_weights_list),
         }

@@ -30,7 +30,6 @@ class FilterModule:
         """Return name to function."""
         return {
             "kimi_dnf_locks": driver_packages.lock_lines,
-            "kimi_dnf_names": driver_packages.dnf_names,
             "kimi_driver_asked": driver_packages.asked_names,
             "kimi_driver_companions": driver_packages.installed_companions,
             "kimi_driver_parameters": driver_packages.parameter_names,

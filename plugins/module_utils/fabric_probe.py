@@ -19,6 +19,7 @@ SERVICES = {
     "nvidia-persistenced": r"nvidia-persistenced|nvidia-compute-utils-\d+(-server)?",
 }
 _MOST_PATHS = 50
+_OLDEST_BRANCH = 300  # a library's number below it is its own
 _MOST_NODES = 64  # an NVL72 rack has 18 trays
 _MOST_APART = 20  # of one node, so that a domain with no connection at all stays below 50 KiB
 _KEY = re.compile(r'"?\b(?:hostPath|path)"?\s*:\s*"?(/[^"\s,}\]]+)')
@@ -31,7 +32,7 @@ def fabric(probe, loaded):
     nodes = _imex_nodes(probe)
     return {
         "nvswitches": len(probe.names("/proc/driver/nvidia-nvswitch/devices")),
-        "sw_mng": _managed_switches(probe),
+        "sw_mng": managed_switches(probe),
         "services": {name: _service(probe, name) for name in SERVICES},
         "gpus": gpu_fabric(probe) if loaded else None,
         "imex_channels": probe.names("/dev/nvidia-caps-imex-channels")[:64],
@@ -58,9 +59,16 @@ def _imex_domain(probe):
     told = probe.json_command("nvidia-imex-ctl", "-N", "-j", needed=True, timeout_s=2 * probe.timeout_s)
     if told is None:
         return None
+    domain = imex_domain_of(told)
+    if domain is None:
+        probe.error("nvidia-imex-ctl -N", "its JSON names no nodes")
+    return domain
+
+
+def imex_domain_of(told):
+    """Return what ``nvidia-imex-ctl -N -j`` printed as ``status`` and ``nodes``; None where it names no nodes."""
     nodes = told.get("nodes") if isinstance(told, dict) else None
     if not isinstance(nodes, dict) or not nodes or not all(isinstance(node, dict) for node in nodes.values()):
-        probe.error("nvidia-imex-ctl -N", "its JSON names no nodes")
         return None
     return {"status": _word(told.get("status")), "nodes": [_imex_node(node) for node in nodes.values()][:_MOST_NODES]}
 
@@ -83,7 +91,7 @@ def _word(value):
     return value[:80] if isinstance(value, str) and value else None
 
 
-def _managed_switches(probe):
+def managed_switches(probe):
     """Return how many RDMA functions manage NVLink switches: their vital product data says SW_MNG (HGX B200, B300).
 
     Vital product data comes from the device itself, slowly, so it is read with a time limit; None when that passes.
@@ -138,15 +146,21 @@ def cdi(probe):
             if not name.endswith((".yaml", ".json")) or os.path.realpath(path) in seen:
                 continue
             seen.add(os.path.realpath(path))
-            text = probe.text(f"{folder}/{name}", limit=4 << 20) or ""
-            paths = list(dict.fromkeys(_KEY.findall(text)))
-            versions = {match[1] for match in map(_LIBRARY_VERSION.search, paths) if match}
-            rows.append(
-                {
-                    "path": f"{folder}/{name}",
-                    "versions": sorted(versions),
-                    "missing": [one for one in paths if not os.path.lexists(probe.path(one))][:_MOST_PATHS],
-                    "devices": list(dict.fromkeys(_DEVICE.findall(text)))[:_MOST_PATHS],
-                }
-            )
+            told = cdi_facts(probe, probe.text(f"{folder}/{name}", limit=4 << 20) or "")
+            told["missing"], told["devices"] = told["missing"][:_MOST_PATHS], told["devices"][:_MOST_PATHS]
+            rows.append({"path": f"{folder}/{name}", **told})
     return rows
+
+
+def cdi_facts(probe, text):
+    """Return what one CDI specification says: driver ``versions`` of libraries, ``missing`` host paths, ``devices``.
+
+    A library that has a number of its own, as libnvidia-egl-gbm.so.1.1.2, says nothing of the driver.
+    """
+    paths = list(dict.fromkeys(_KEY.findall(text)))
+    versions = {match[1] for match in map(_LIBRARY_VERSION.search, paths) if match}
+    return {
+        "versions": sorted(version for version in versions if int(version.partition(".")[0]) > _OLDEST_BRANCH),
+        "missing": [one for one in paths if not os.path.lexists(probe.path(one))],
+        "devices": list(dict.fromkeys(_DEVICE.findall(text))),
+    }

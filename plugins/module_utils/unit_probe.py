@@ -178,8 +178,11 @@ def _synchronized(probe):
     return state != _TIME_ERROR
 
 
-def memlock(probe, daemon):
-    """Return the limit on locked memory in each of its places: shells, systemd, Docker's unit, daemon.json."""
+def memlock(probe, daemon, engine_pid=None):
+    """Return the limit on locked memory in each of its places: shells, systemd, Docker's unit, daemon.json, the engine.
+
+    The last is what the engine's own process has, ``unlimited`` or bytes.
+    """
     places = ["/etc/security/limits.conf", *map(probe.shown, probe.glob("/etc/security/limits.d/*.conf"))]
     lines = [
         {"file": place, "line": " ".join(line.split())}
@@ -194,5 +197,14 @@ def memlock(probe, daemon):
         "limits_conf": lines[:50],
         "systemd_default": (assignments(answer[1]).get("DefaultLimitMEMLOCK") if answer else None) or None,
         "docker_unit": ask(probe, ()).get("docker.service", {}).get("LimitMEMLOCK") or None,
+        "container": _locked(probe, engine_pid) if engine_pid else None,
         "daemon_json": f"{limit.get('Soft')}:{limit.get('Hard')}" if isinstance(limit, dict) else None,
     }
+
+
+def _locked(probe, pid):
+    """Return the soft limit of a process on locked memory, as the kernel says it."""
+    limits = probe.text(f"/proc/{pid}/limits") or ""
+    line = next((line for line in limits.splitlines() if line.startswith("Max locked memory")), "")
+    words = line.removeprefix("Max locked memory").split()
+    return words[0] if words else None

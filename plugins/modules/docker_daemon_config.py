@@ -12,6 +12,8 @@ description:
     layout, so Docker is restarted only for a real difference.
   - Where the installed Docker can check a configuration (23.0 and newer), the merged file is checked before it
     replaces the old one, which is kept beside it.
+  - A key that Docker's unit also sets by an option is refused, since Docker would not start with both.
+  - With O(drained_units), nothing is written while one of them runs, because Docker has to restart for a change.
 options:
   settings:
     description: Top-level keys to own, with their values.
@@ -21,6 +23,11 @@ options:
     description: The file.
     type: path
     default: /etc/docker/daemon.json
+  drained_units:
+    description: Units that must not run when the file changes.
+    type: list
+    elements: str
+    default: []
 author:
   - kimi-runbook authors (@kimi-runbook)
 attributes:
@@ -49,9 +56,30 @@ backup_file:
 
 import json
 import os
+import re
+import subprocess
 import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.command_run import run
+
+_ASK_S = 30
+
+# Options of dockerd to the keys they exclude (dockerd(8); "the following directives are specified both as a flag and in
+# the configuration file", NVIDIA/nvidia-container-toolkit#631).
+_OPTIONS = {
+    "-H": "hosts",
+    "--host": "hosts",
+    "--add-runtime": "runtimes",
+    "--default-runtime": "default-runtime",
+    "--data-root": "data-root",
+    "--exec-opt": "exec-opts",
+    "--storage-driver": "storage-driver",
+    "--log-driver": "log-driver",
+    "--insecure-registry": "insecure-registries",
+    "--registry-mirror": "registry-mirrors",
+    "--default-ulimit": "default-ulimits",
+}
 
 
 def merge(text, settings):
@@ -80,19 +108,62 @@ def render(values):
     return json.dumps(values, indent=2, sort_keys=True) + "\n"
 
 
-def refuse_invalid(module, content):
-    """Stop when the installed dockerd can check a configuration and says no to this one."""
+def excluded(settings, command_line):
+    """Return the keys of the settings that Docker's command line sets too, each with the option that does."""
+    found = {}
+    for word in re.findall(r"-\S+", command_line):
+        key = _OPTIONS.get(word.partition("=")[0])
+        if key in settings:
+            found[key] = word.partition("=")[0]
+    return found
+
+
+def said(argv):
+    """Return ``(exit status, output)`` of a command; the status is None when there was no answer."""
+    try:
+        done = run(argv, _ASK_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return None, str(error)
+    return done.returncode, (done.stdout + done.stderr).strip()
+
+
+def refuse_invalid(module, settings, content):
+    """Stop when the merged settings would keep Docker from starting, as far as the installed one can tell."""
+    both = excluded(settings, said(["systemctl", "show", "--property", "ExecStart", "docker.service"])[1])
+    if both:
+        told = ", ".join(f"{key} ({option} of docker.service)" for key, option in both.items())
+        module.fail_json(
+            msg=f"{told}: set in two places, expected one; Docker would refuse to start. {module.params['path']} was "
+            "left as it is; remove the option from the unit (systemctl edit docker), or the key from "
+            "container_runtime_daemon."
+        )
     dockerd = module.get_bin_path("dockerd")
-    if dockerd is None or "--validate" not in module.run_command([dockerd, "--help"])[1]:
+    if dockerd is None or "--validate" not in said([dockerd, "--help"])[1]:
         return
     with tempfile.NamedTemporaryFile("w", suffix=".json", dir=module.tmpdir, encoding="utf-8") as candidate:
         candidate.write(content)
         candidate.flush()
-        rc, out, err = module.run_command([dockerd, "--validate", "--config-file", candidate.name])
-    if rc != 0:
+        code, answer = said([dockerd, "--validate", "--config-file", candidate.name])
+    if code != 0:
         module.fail_json(
-            msg=f"dockerd refuses the merged configuration: {(out + err).strip()}; expected 'configuration OK'. "
+            msg=f"dockerd refuses the merged configuration: {answer}; expected 'configuration OK'. "
             f"{module.params['path']} was left as it is; correct container_runtime_daemon in the inventory."
+        )
+
+
+def refuse_undrained(module):
+    """Stop while a unit runs that a restart of Docker would end."""
+    running = [
+        unit
+        for unit in module.params["drained_units"]
+        if said(["systemctl", "show", "--value", "--property", "ActiveState", unit])[1]
+        in ("active", "activating", "reloading", "deactivating")
+    ]
+    if running:
+        module.fail_json(
+            msg=f"{', '.join(running)} runs, expected it stopped before Docker restarts for a new "
+            f"{module.params['path']}, which was left as it is. Drain the host first: playbooks/provision.yml does, or "
+            f"systemctl stop {' '.join(running)}."
         )
 
 
@@ -102,6 +173,7 @@ def main():
         argument_spec={
             "settings": {"type": "dict", "required": True},
             "path": {"type": "path", "default": "/etc/docker/daemon.json"},
+            "drained_units": {"type": "list", "elements": "str", "default": []},
         },
         supports_check_mode=True,
     )
@@ -119,7 +191,9 @@ def main():
     if present == wanted:
         module.exit_json(changed=False)
     after = render(wanted)
-    refuse_invalid(module, after)
+    refuse_invalid(module, wanted, after)
+    if not module.check_mode:
+        refuse_undrained(module)
     result = {"changed": True, "diff": {"before_header": path, "after_header": path, "before": before, "after": after}}
     if not module.check_mode:
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)

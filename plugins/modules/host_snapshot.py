@@ -198,9 +198,9 @@ def take(probe, wanted, sections=None):
     loaded = the_driver.get("loaded") is not None
     the_engine = part("engine", lambda: engine(probe, wanted["engine_container"], wanted["container_files"], unit), {})
     the_image = part("image", lambda: image(probe, wanted["image"]))
+    engine_pid = ((the_engine or {}).get("container") or {}).get("pid")
     if the_image is not None:
-        pid = ((the_engine or {}).get("container") or {}).get("pid")
-        the_image["stack"] = part("image stack", lambda: stack(probe, wanted["image"], pid))
+        the_image["stack"] = part("image stack", lambda: stack(probe, wanted["image"], engine_pid))
     log = part("kernel log", lambda: kernel_log(probe), {"readable": False, "lines": [], "cut": 0})
     left = part("transaction", lambda: standing(probe, folder))
     held = part("holders", lambda: open_devices(probe)[0])
@@ -224,7 +224,7 @@ def take(probe, wanted, sections=None):
         "modules": part("modules", lambda: kernel_modules(probe, wanted["modules"]), {}),
         "rdma_devices": part("rdma_devices", lambda: rdma_devices(probe), []),
         "rdma": part("rdma", lambda: rdma(probe), {}),
-        "memlock": part("memlock", lambda: memlock(probe, daemon_settings(probe)[0]), {}),
+        "memlock": part("memlock", lambda: memlock(probe, daemon_settings(probe)[0], engine_pid), {}),
         "iommu": part("iommu", lambda: iommu(probe), {}),
         "network": {
             "addresses": part("addresses", lambda: addresses(probe), {}),

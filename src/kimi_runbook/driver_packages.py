@@ -101,11 +101,6 @@ def stops(site_units: Iterable[str], limit_s: int, daemons: Sequence[Json]) -> l
     return own + [dict(one) for one in daemons if one["unit"] not in {row["unit"] for row in own}]
 
 
-def dnf_names(wishes: Iterable[Json]) -> list[str]:
-    """Return what dnf is asked for: ``name-epoch:version-release`` where a version is wished for, else ``name``."""
-    return [f"{wish['name']}-{wish['version']}" if wish["version"] else wish["name"] for wish in wishes]
-
-
 def lock_lines(wishes: Iterable[Json], names: Iterable[str], version: str) -> list[str]:
     """Return the version lock's lines of a driver: its packages, and the names they pull in, at its version."""
     versions = dict.fromkeys(names, version) | {wish["name"]: wish["version"] for wish in wishes if wish["version"]}

@@ -18,18 +18,42 @@ Json = Mapping[str, Any]
 # The unit counts as started once docker runs, so this covers removing a stale container, not loading a model.
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 60
+_DMABUF = "NCCL_DMABUF_ENABLE"
 
 
 def node_settings(
-    profile: str, interface: str, hcas: Sequence[str] = (), variables: Mapping[str, str | None] | None = None
+    profile: str,
+    interface: str,
+    hcas: Sequence[str] = (),
+    variables: Mapping[str, str | None] | None = None,
+    dmabuf: Json | None = None,
 ) -> dict[str, Any]:
     """Return the interconnect settings of a node by carrier: ``nccl_conf``, ``ucx_conf`` (texts), ``environment``.
 
+    Args:
+        profile: As :func:`interconnect.settings` takes it; so are interface, hcas and variables.
+        interface: The network interface.
+        hcas: RDMA ports.
+        variables: Site values on top of the profile and of the ladder's.
+        dmabuf: Where the dma-buf ladder ended (dmabuf.Decision in its JSON form); None where there is none.
+
     Raises:
-        RunbookError: The profile is unknown or its settings contradict each other.
+        RunbookError: The profile is unknown, its settings contradict each other, or dma-buf is switched off though the
+            ladder does not end there.
     """
-    found = interconnect.settings(profile, interface=interface, hcas=hcas, variables=variables)
-    refuse_contradictions(found, {}, profile)
+    ladder = dmabuf or {}
+    merged = {**ladder.get("settings", {}), **(variables or {})}
+    found = interconnect.settings(profile, interface=interface, hcas=hcas, variables=merged)
+    last = ladder.get("settings", {}).get(_DMABUF) == "0"
+    if not last and any(setting.name == _DMABUF and setting.value == "0" for setting in found):
+        ended = ladder.get("reason") or "no rung, since the profile has no RDMA ports"
+        raise RunbookError(
+            where=f"interconnect profile {profile}",
+            observed=f"{_DMABUF}=0; the dma-buf ladder ends at {ended}",
+            expected="each rung before it tested and failed (interconnect_dmabuf_tests), and nvidia_peermem loaded",
+            next_step="Take it out of interconnect_variables, or record the tests: docs/checks/network.md.",
+        )
+    refuse_contradictions(found, {}, profile, peermem_loaded=last)
     return {
         "nccl_conf": interconnect.render_nccl_conf(found),
         "ucx_conf": interconnect.render_ucx_conf(found),
@@ -49,10 +73,16 @@ def settings_files(settings: Mapping[str, str], paths: Sequence[str]) -> list[di
 
 
 def refuse_contradictions(
-    found: Sequence[interconnect.Setting], engine_environment: Mapping[str, str], profile: str
+    found: Sequence[interconnect.Setting],
+    engine_environment: Mapping[str, str],
+    profile: str,
+    *,
+    peermem_loaded: bool | None = None,
 ) -> None:
     """Raise RunbookError where settings contradict each other or a name is set in two places."""
-    problems = interconnect.lint(found, engine_environment=engine_environment, profile=profile)
+    problems = interconnect.lint(
+        found, engine_environment=engine_environment, profile=profile, peermem_loaded=peermem_loaded
+    )
     stops = [problem.message for problem in problems if problem.severity == "stop"]
     if stops:
         raise RunbookError(

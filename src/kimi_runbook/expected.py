@@ -103,8 +103,22 @@ class ExpectedEngine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedRung:
+    """Where the dma-buf ladder ended: rung, state and reason as dmabuf.Decision has them."""
+
+    rung: str = ""
+    state: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """Everything asked of one host; a part that is None is not asked for."""
+    """Everything asked of one host; a part that is None is not asked for.
+
+    Attributes:
+        ofed: What ``ofed_info -s`` has to say, ``inbox`` for no OFED.
+        dmabuf: Where the dma-buf ladder ended for this host, to be told.
+    """
 
     host: str
     address: str | None = None
@@ -121,6 +135,8 @@ class Expected:
     image: ExpectedImage | None = None
     weights: ExpectedWeights | None = None
     engine: ExpectedEngine | None = None
+    ofed: str | None = None
+    dmabuf: ExpectedRung | None = None
 
     @classmethod
     def from_json(cls, data: Mapping[str, object], source: str = "expected") -> Expected:
@@ -147,12 +163,14 @@ class Expected:
             image=_image(root.optional_fields("image")),
             weights=read(ExpectedWeights, weights) if weights else None,
             engine=_engine(root.optional_fields("engine")),
+            ofed=root.optional_text("ofed") or None,
+            dmabuf=_rung(root.optional_fields("dmabuf")),
         )
 
 
 _KEYS = (
     *("schema_version", "host", "address", "supported_os", "packages", "files", "units", "modules"),
-    *("daemon", "driver", "image", "weights", "engine"),
+    *("daemon", "driver", "image", "weights", "engine", "ofed", "dmabuf"),
 )
 
 
@@ -174,6 +192,12 @@ def _image(image: Fields | None) -> ExpectedImage | None:
         bytes_needed=image.optional_integer("bytes_needed") or 0,
         inodes_needed=data_file("platform.yml").integer("inodes_needed") if inodes is None else inodes,
     )
+
+
+def _rung(rung: Fields | None) -> ExpectedRung | None:
+    if rung is None or not rung.names():
+        return None
+    return ExpectedRung(rung=rung.optional_text("rung") or "", state=rung.text("state"), reason=rung.text("reason"))
 
 
 def _engine(engine: Fields | None) -> ExpectedEngine | None:

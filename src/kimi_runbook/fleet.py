@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from kimi_runbook.fabric import NODES_FILE
 from kimi_runbook.findings import FLEET, Finding, make_finding
 from kimi_runbook.reading import data_file
 from kimi_runbook.rules import Case
 from kimi_runbook.rules.arguments import count, option
 from kimi_runbook.rules.driver import settled
-from kimi_runbook.rules.fabric import own_addresses
+from kimi_runbook.rules.fabric import own_addresses, rewritten
 from kimi_runbook.rules.service import improvised
 
 _MIB = 2**20
@@ -73,7 +74,7 @@ def _unequal(nodes: Sequence[Case]) -> Iterator[Finding]:
     yield from _differ(nodes, "fleet.replica_settings", _settings)
     yield from _differ(nodes, "fleet.mtu", _mtu)
     yield from _differing_weights(nodes)
-    yield from _differ(nodes, "fleet.imex_nodes", lambda case: ", ".join(case.snapshot.fabric.imex_nodes or ()) or None)
+    yield from _differ(nodes, "fleet.imex_nodes", _imex_nodes)
 
 
 def _domain(nodes: Sequence[Case]) -> Iterator[Finding]:
@@ -203,6 +204,11 @@ def _revision(case: Case) -> str | None:
 def _sums(case: Case, files: Sequence[str]) -> str | None:
     found = case.snapshot.weights.checksums if case.snapshot.weights else None
     return ", ".join(f"{file} {found[file][:12]}" for file in files) if found else None
+
+
+def _imex_nodes(case: Case) -> str | None:
+    """Return the IMEX node list; one that a role is to write anew says nothing yet."""
+    return None if rewritten(case, NODES_FILE) else ", ".join(case.snapshot.fabric.imex_nodes or ()) or None
 
 
 def _cliques(case: Case) -> str | None:

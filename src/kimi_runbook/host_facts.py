@@ -272,12 +272,16 @@ class LimitLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemlockFacts:
-    """The limit on locked memory in each place that sets one; ``infinity``, ``unlimited`` and ``-1`` are no limit."""
+    """The limit on locked memory in each place that sets one; ``infinity``, ``unlimited`` and ``-1`` are no limit.
+
+    ``container`` is what the engine's own process ended up with, which is what counts.
+    """
 
     limits_conf: tuple[LimitLine, ...] | None = None
     systemd_default: str | None = None
     docker_unit: str | None = None
     daemon_json: str | None = None
+    container: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

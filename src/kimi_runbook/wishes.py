@@ -17,6 +17,9 @@ from kimi_runbook.errors import RunbookError
 Json = Mapping[str, Any]
 
 
+_SINGLE = ("driver", "image", "engine", "ofed", "dmabuf")
+
+
 def content_sha256(content: str) -> str:
     """Return the SHA-256 a file with this content has on the host."""
     return hashlib.sha256(content.encode()).hexdigest()
@@ -53,6 +56,11 @@ def read_key(repository: Json) -> str:
             expected="an armored public key on the controller (key_file)",
             next_step="Export it from the vendor's package: gpg --no-default-keyring --keyring F --export --armor.",
         ) from error
+
+
+def dnf_names(wishes: Iterable[Json]) -> list[str]:
+    """Return what dnf is asked for: ``name-epoch:version-release`` where a version is wished for, else ``name``."""
+    return [f"{wish['name']}-{wish['version']}" if wish["version"] else wish["name"] for wish in wishes]
 
 
 def apt_source(repository: Json, key_path: str) -> list[dict[str, str]]:
@@ -93,8 +101,8 @@ def assemble(parts: Mapping[str, Json], host: str, address: str, supported_os: S
 
     Args:
         parts: Role name to its wishes; the lists ``files``, ``packages``, ``units``, ``modules`` and the values
-            ``daemon``, ``driver``, ``image``, ``weights``, ``engine``, each optional. Of the engine's environment only
-            what a snapshot reports goes in: the value is written to a file.
+            ``daemon``, ``driver``, ``image``, ``weights``, ``engine``, ``ofed``, ``dmabuf``, each optional. Of the
+            engine's environment only what a snapshot reports goes in: the value is written to a file.
         host: The host's name in the inventory.
         address: The address the engine's ranks use.
         supported_os: Distributions the roles know, each with ``id`` and ``versions``.
@@ -124,7 +132,7 @@ def assemble(parts: Mapping[str, Json], host: str, address: str, supported_os: S
         ]
         if part.get("daemon"):
             expected["daemon"] = {"role": role, "settings": part["daemon"]}
-        expected.update({key: part[key] for key in ("driver", "image", "engine") if key in part})
+        expected.update({key: part[key] for key in _SINGLE if part.get(key)})
         if part.get("weights"):
             expected["weights"] = {"role": role, **part["weights"]}
     if expected.get("engine") and expected["engine"].get("env") is not None:

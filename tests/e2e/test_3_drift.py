@@ -38,7 +38,7 @@ QUIET_DRIFT = {
         [
             "install | Write the toolkit's apt source and its key",
             "install | Install Docker and the toolkit at the locked versions",
-            "install | Hold the toolkit where it is",
+            "install | Hold Docker and the toolkit where they are",
             "configure | Run Docker now and at boot",
         ],
     ),

@@ -215,6 +215,8 @@ HOST: list[tuple[str, dict[str, Any], list[str], str]] = [
     ("unit-as-the-inventory", {"engine|unit_env": {"VLLM_HOST_IP": "192.0.2.11", "LANG": "fr"}}, [], "ok"),
     ("port-slow", {"rdma_devices|1|rate": "200 Gb/sec (4X HDR)"}, ["network.link_slow"], "ok"),
     ("memlock", {"memlock|docker_unit": "8388608"}, ["rdma.memlock"], "ok"),
+    ("C46-memlock-in-the-container", {"memlock|container": "8388608"}, ["rdma.memlock"], "ok"),
+    ("no-memlock-in-the-container", {"memlock|container": "unlimited"}, [], "ok"),
     ("iommu", {"iommu|passthrough": False}, ["rdma.iommu"], "ok"),
     ("acs", {"iommu|acs": True}, ["rdma.acs"], "ok"),
     (

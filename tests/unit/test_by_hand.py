@@ -25,8 +25,7 @@ def finding(code: str, host: str = "k3-a") -> Finding:
 def test_what_no_role_makes_yet() -> None:
     """One more here is one more thing an operator has to do; one less came with a role."""
     assert [
-        *("cdi.missing", "cdi.stale", "driver.companion", "driver.companion_process"),
-        *("engine.older_than_driver", "fabric.package_missing", "fabric.service", "fabric.umad"),
+        *("driver.companion", "engine.older_than_driver", "fabric.package_missing"),
     ] == BY_HAND
     bound = [code for code, entry in catalogue().items() if entry.flag("bound_to_the_driver", False)]
     assert sorted(bound) == ["driver.companion", "fabric.package_missing"] and set(bound) <= set(BY_HAND)
@@ -37,6 +36,16 @@ def test_a_change_by_hand_is_a_change_and_no_role_s_unfinished_work(code: str) -
     one = finding(code)
     assert one.severity == "change"
     assert unsettled([one], [one.role]) == []
+
+
+def test_what_is_left_of_the_fabric_is_what_the_lock_does_not_name() -> None:
+    """What it names is declared by fabric_services, and judged as any package; so is a unit that a role starts."""
+    assert {catalogue()[code].text("role") for code in ("driver.companion", "fabric.package_missing")} == {
+        "fabric_services"
+    }
+    for code in ("fabric.service", "driver.companion_process", "cdi.stale", "cdi.missing", "fabric.umad"):
+        one = finding(code)
+        assert unsettled([one], [one.role]) == [one]
 
 
 def test_a_role_s_own_change_is_unfinished() -> None:

@@ -11,7 +11,8 @@ import pytest
 import rpm_repository
 from modules_run import run_module
 
-from kimi_runbook.driver_packages import dnf_names, lock_lines
+from kimi_runbook.driver_packages import lock_lines
+from kimi_runbook.wishes import dnf_names
 
 pytestmark = pytest.mark.skipif(
     bool(rpm_repository.MISSING),

@@ -27,6 +27,7 @@ ELSEWHERE = {
     **dict.fromkeys(
         ("rdma.peermem", "rdma.peermem_symbols", "snapshot.unknown", "weights.unproved"), "test_judge_rules"
     ),
+    **dict.fromkeys(("rdma.ofed", "interconnect.dmabuf", "interconnect.dmabuf_blocked"), "test_judge_rules"),
     **dict.fromkeys(("fleet.images", "fleet.memory_short", "fleet.memory_unknown"), "test_judge_fleet"),
 }
 """Codes that tests of their own reach, beside the tables."""

@@ -101,6 +101,63 @@ def test_peermem_is_asked_for_by_name_and_needs_ofed() -> None:
     assert codes(examine({"modules|nvidia_peermem": {"loaded": True}}, **asked).findings) == []
 
 
+NODE_LIST = "/etc/nvidia-imex/nodes_config.cfg"
+
+
+def test_a_node_list_that_a_role_writes_anew_does_not_stop_it() -> None:
+    """The wrong list is what provision mends; once it is written, the stop is back for a list that lacks the host."""
+    wrong = {"fabric|imex_nodes": ["192.0.2.12"], f"files|{NODE_LIST}": {"sha256": "b" * 64, "mode": "0644"}}
+    engine = wanted(args=TRAY_ARGS)["engine"]
+    for written, code in (("a", "file.content"), ("b", "fabric.imex_self")):
+        wish = {"role": "fabric_services", "path": NODE_LIST, "sha256": written * 64, "mode": "0644"}
+        findings = examine(wrong, base=gb300(), lock=platform_lock("gb300"), engine=engine, files=[wish]).findings
+        assert codes(findings) == [code]
+
+
+def test_a_declared_unit_or_package_is_one_finding_and_not_two() -> None:
+    down = {"fabric|services|nvidia-fabricmanager|active": "failed"}
+    unit = {"load": "loaded", "active": "failed", "enabled": "enabled"}
+    units = [{"role": "fabric_services", "name": "nvidia-fabricmanager.service", "enabled": True, "active": True}]
+    found = examine({**down, "units|nvidia-fabricmanager.service": unit}, units=units).findings
+    assert codes(found) == ["unit.inactive"]
+
+
+def test_nvlsm_without_a_unit_is_the_fabric_manager_s_business() -> None:
+    seen = {"fabric|services|nvlsm|active": "inactive"}
+    assert codes(examine(seen).findings) == ["fabric.service"]
+    none = {"load": "not-found", "active": "inactive", "enabled": "not-found"}
+    assert codes(examine({**seen, "units|nvlsm.service": none}).findings) == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "seen", "found"),
+    [
+        ("OFED-internal-25.10-1", "OFED-internal-25.10-1", []),
+        ("OFED-internal-25.10-1", "OFED-internal-24.10-1", ["rdma.ofed"]),
+        ("OFED-internal-25.10-1", None, ["rdma.ofed"]),
+        ("inbox", None, []),
+        ("inbox", "OFED-internal-25.10-1", ["rdma.ofed"]),
+        ("", "OFED-internal-25.10-1", []),
+    ],
+)
+def test_the_ofed_is_asserted(wanted: str, seen: str | None, found: list[str]) -> None:
+    assert codes(examine({"rdma|ofed": seen}, ofed=wanted).findings) == found
+
+
+@pytest.mark.parametrize(
+    ("state", "code"),
+    [
+        ("passed", "interconnect.dmabuf"),
+        ("untested", "interconnect.dmabuf"),
+        ("not_met", "interconnect.dmabuf_blocked"),
+        ("failed", "interconnect.dmabuf_blocked"),
+    ],
+)
+def test_the_rung_of_the_dma_buf_ladder_is_told(state: str, code: str) -> None:
+    (finding,) = examine({}, dmabuf={"rung": "software", "state": state, "reason": "a kernel"}).findings
+    assert (finding.code, finding.observed) == (code, f"rung software {state}: a kernel")
+
+
 def test_a_reload_is_a_reboot_where_something_is_read_at_boot_only() -> None:
     driver = {"driver": {"version": TARGET, "activation": "reload"}}
     assert codes(examine(LATE, **driver).findings) == ["driver.reload"]

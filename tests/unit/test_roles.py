@@ -102,6 +102,7 @@ def test_provision_ends_with_the_proof_that_nothing_is_left():
         "gpu_driver",
         "container_runtime",
         "rdma",
+        "fabric_services",
         "engine_image",
         "model_weights",
         "interconnect",

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import fabric_probe
+import imex_wait
 import pytest
 
 from lab.standin.host import HARDWARE_PATH, hardware
@@ -238,6 +240,17 @@ def test_fabric_manager_wants_exactly_its_driver(tree: Tree) -> None:
     tree.set_hardware(nvswitch=True)
     with tree.daemon("nv-fabricmanager") as process:
         assert process.poll() is None
+
+
+def test_imex_tells_of_its_domain_while_it_runs(tree: Tree) -> None:
+    nodes = tree.root / "etc/nvidia-imex/nodes_config.cfg"
+    nodes.parent.mkdir(parents=True)
+    nodes.write_text("192.0.2.11\n192.0.2.12\n")
+    assert "unable to connect" in tree.run("nvidia-imex-ctl", "-N", "-j").stderr
+    with tree.daemon("nvidia-imex"):
+        domain = fabric_probe.imex_domain_of(json.loads(tree.run("nvidia-imex-ctl", "-N", "-j").stdout))
+    assert imex_wait.not_ready(domain, "192.0.2.12", whole=True) == ""
+    assert [node["version"] for node in domain["nodes"]] == [OLD, OLD]
 
 
 def test_rdma_modules_load_at_boot_when_named(tree: Tree) -> None:

@@ -17,12 +17,13 @@ from kimi_runbook.transaction.approval import load_approved, refuse_other
 from kimi_runbook.transaction.batching import batches, units
 
 ALL = steps.ROLES
+STANDS_ON_IT = ("container_runtime", "rdma", "fabric_services")
 
 
 @pytest.mark.parametrize(
     ("planned", "interrupted", "begun", "wanted"),
     [
-        pytest.param(["gpu_driver"], "", (), ["drain", "gpu_driver", "audit", "restore"], id="driver"),
+        pytest.param(["gpu_driver"], "", (), ["drain", "gpu_driver", *STANDS_ON_IT, "audit", "restore"], id="driver"),
         pytest.param(["interconnect"], "", (), ["interconnect", "audit"], id="gentle-needs-no-drain"),
         pytest.param(["engine_image", "model_weights"], "", (), ["engine_image", "model_weights", "audit"], id="fetch"),
         pytest.param(
@@ -33,7 +34,7 @@ ALL = steps.ROLES
             [],
             "gpu_driver",
             ("drain", "gpu_driver"),
-            ["drain", "gpu_driver", "audit", "restore"],
+            ["drain", "gpu_driver", *STANDS_ON_IT, "audit", "restore"],
             id="killed-in-driver",
         ),
         pytest.param(

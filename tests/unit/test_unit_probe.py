@@ -105,8 +105,17 @@ def test_memlock_in_its_places(tmp_path):
         "systemd_default": "8388608",
         "docker_unit": "infinity",
         "daemon_json": "-1:-1",
+        "container": None,
     }
     assert unit_probe.memlock(probe, None)["daemon_json"] is None
+
+
+@pytest.mark.parametrize("limit", ["8388608", "unlimited"])
+def test_c46_memlock_inside_the_container_is_what_counts(tmp_path, limit):
+    tree = Tree(tmp_path)
+    tree.put("/proc/77/limits", f"Limit  Soft  Hard  Units\nMax locked memory         {limit}    {limit}    bytes\n")
+    assert unit_probe.memlock(tree.probe(), None, 77)["container"] == limit
+    assert unit_probe.memlock(tree.probe(), None, 78)["container"] is None
 
 
 def test_the_engine_outside_a_container(tmp_path):

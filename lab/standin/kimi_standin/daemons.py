@@ -6,6 +6,7 @@ it was started with after its package has changed, as on a real host.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -98,6 +99,40 @@ def imex(arguments: list[str]) -> int:
         error(f"nvidia-imex {arguments[0]} does not fit the loaded driver {loaded}")
         return 1
     return stay("nvidia-imex", arguments[0])
+
+
+def runs(name: str) -> bool:
+    """Say whether a process of this name runs."""
+    for path in Path("/proc").glob("[0-9]*/comm"):
+        try:
+            if path.read_text().strip() == name:
+                return True
+        except OSError:  # it ended meanwhile
+            continue
+    return False
+
+
+def imex_ctl(arguments: list[str]) -> int:
+    """Answer ``nvidia-imex-ctl -N -j``: every node of the list is READY where this host's daemon runs.
+
+    The other nodes are not asked: the stand-in has no network of its own.
+    """
+    if told_what_it_is("nvidia-imex-ctl", arguments):
+        return 0
+    if arguments[1:] != ["-N", "-j"]:
+        error(f"nvidia-imex-ctl ({NOTICE}) answers only: nvidia-imex-ctl -N -j")
+        return 1
+    if not runs("nvidia-imex"):
+        error("nvidia-imex-ctl: unable to connect to the IMEX service")
+        return 1
+    listed = Host(root_from_environment()).path("/etc/nvidia-imex/nodes_config.cfg").read_text().split()
+    rows = {str(number): {"host": host, "status": "CONNECTED"} for number, host in enumerate(listed)}
+    nodes = {
+        number: {"host": row["host"], "status": "READY", "version": arguments[0], "connections": rows}
+        for number, row in rows.items()
+    }
+    print(json.dumps({"status": "UP", "nodes": nodes}))
+    return 0
 
 
 def nvlsm(arguments: list[str]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from kimi_runbook.companions import companion_of
 from kimi_runbook.lock import DriverLock
 from kimi_runbook.reading import data_file
 from kimi_runbook.rules import Case, Check, Outcome, Unknown
@@ -22,12 +23,6 @@ def driver_version_of(text: str) -> str | None:
     except ValueError:
         return None
     return upstream if is_driver_version(upstream) and _BRANCH.match(upstream) else None
-
-
-def companion_of(package: str) -> str | None:
-    """Return the name without its branch of a package that comes with the driver, None for any other."""
-    bare = re.sub(r"-\d{3}$", "", package)
-    return bare if bare in data_file("lock_rules.yml").fields("companions").names() else None
 
 
 def name_at(driver: DriverLock, name: str) -> str:
@@ -94,6 +89,8 @@ def _companions(case: Case) -> Outcome:
         if package is None or bare is None or name in declared:
             continue
         right = name_at(case.lock.driver, name)
+        if right in declared:
+            continue  # a role puts it in the place of this one
         locked = case.lock.driver.companions.get(right)
         wanted = locked or (target if facts.fields(bare).text("version") == "driver" else None)
         if wanted is not None and not same_build(package.version, wanted):

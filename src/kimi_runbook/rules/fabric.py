@@ -7,32 +7,30 @@ Guide.
 
 from __future__ import annotations
 
+from kimi_runbook.companions import companion_of
+from kimi_runbook.driver_verdict import same_version
+from kimi_runbook.fabric import NODES_FILE, kind_of, needs, started_by_another
 from kimi_runbook.hardware_facts import FabricService, GpuFabric
 from kimi_runbook.rules import Case, Check, Outcome, Unknown
 from kimi_runbook.rules.driver import settled
-from kimi_runbook.rules.driver_parts import companion_of, name_at
+from kimi_runbook.rules.driver_parts import name_at
 
 _READY = ("completed", "success")
+_ROLE = "fabric_services"
 _IMEX_READY = "READY"  # NVIDIA/DCGM dcgmlib/dcgm_fields.h, DCGM_FI_IMEX_DAEMON_STATUS
 _ABSENT = ("", "0", "n/a", "[n/a]", "none", "00000000-0000-0000-0000-000000000000")
 
 
 def _kind(case: Case) -> str:
     """Return nvswitch, nvlink5, rack or none: the locked platform's, or what the host shows."""
-    fabric, platform = case.snapshot.fabric, case.hardware.text("fabric")
-    if platform == "none" and fabric.sw_mng:
-        return "nvlink5"
-    if platform == "none" and fabric.nvswitches:
-        return "nvswitch"
-    return platform
+    fabric = case.snapshot.fabric
+    return kind_of(case.hardware.text("fabric"), nvswitches=fabric.nvswitches, sw_mng=fabric.sw_mng)
 
 
-def _needed(kind: str) -> tuple[str, ...]:
-    return {
-        "nvswitch": ("nvidia-fabricmanager",),
-        "nvlink5": ("nvidia-fabricmanager", "nvlsm"),
-        "rack": ("nvidia-imex",),
-    }.get(kind, ())
+def _without_a_unit(case: Case, name: str) -> bool:
+    """Whether a service is started by another one: the fabric manager's start script starts nvlsm itself."""
+    unit = case.snapshot.units.get(f"{name}.service")
+    return started_by_another(name) and unit is not None and unit.load == "not-found"
 
 
 def _services(case: Case) -> Outcome:
@@ -42,7 +40,8 @@ def _services(case: Case) -> Outcome:
     if not fabric.services or case.failed("packages"):
         yield Unknown("fabric: services")
         return
-    for name in _needed(kind):
+    units = {unit.name for unit in case.expected.units}
+    for name in needs(kind).texts("services"):
         service = fabric.services.get(name, FabricService())
         if service.package is None:
             if name in {companion_of(package.name) for package in case.expected.packages}:
@@ -57,6 +56,8 @@ def _services(case: Case) -> Outcome:
                 else f"{name}, as {kind} hosts need it; the lock names none",
                 subject=f"{right}={version}" if version else f"{name}, and name it in the lock's companions,",
             )
+        elif f"{name}.service" in units or _without_a_unit(case, name):
+            continue  # a role starts it, and says so
         elif service.active in (None, "unknown"):
             yield Unknown(f"fabric: {name}")
         elif service.active != "active":
@@ -113,7 +114,27 @@ def _state(case: Case) -> Outcome:
 
 def _due(case: Case) -> bool:
     """Whether a fabric service is still to be installed or started, which comes before its state."""
-    return any(not isinstance(found, Unknown) for found in _services(case))
+    services = case.snapshot.fabric.services
+    for name in needs(_kind(case)).texts("services") if services else ():
+        service = services.get(name, FabricService())
+        if service.package is None or (service.active != "active" and not _without_a_unit(case, name)):
+            return True
+    return any(
+        package.role == _ROLE and not _as_wished(case, package.name, package.version)
+        for package in case.expected.packages
+    ) or any(rewritten(case, file.path) for file in case.expected.files)
+
+
+def rewritten(case: Case, path: str) -> bool:
+    """Whether the role is to write a file anew, so that what follows from its content comes after that."""
+    wish = next((file for file in case.expected.files if file.path == path and file.role == _ROLE), None)
+    present = case.snapshot.files.get(path)
+    return wish is not None and (present is None or present.sha256 != wish.sha256)
+
+
+def _as_wished(case: Case, name: str, version: str | None) -> bool:
+    package = case.snapshot.packages.get(name)
+    return package is not None and (version is None or same_version(package.version, version))
 
 
 def _domain(case: Case, rows: tuple[GpuFabric, ...]) -> Outcome:
@@ -146,7 +167,9 @@ def _imex(case: Case) -> Outcome:
         yield Unknown("fabric: imex_channels")
     elif not channels and settled(case):
         yield case.finding("fabric.imex_channel", observed="no IMEX channel", expected="channel 0 at least")
-    if nodes is None:
+    if rewritten(case, NODES_FILE):
+        pass  # its content is a finding of the role that writes it
+    elif nodes is None:
         yield Unknown("fabric: imex_nodes")
     elif case.expected.address and not own_addresses(case) & set(nodes):
         yield case.finding(

@@ -123,6 +123,30 @@ def _symbols(case: Case) -> Outcome:
         )
 
 
+def _ofed(case: Case) -> Outcome:
+    """The OFED is asserted, never installed: another one means other modules under a driver built against these."""
+    wanted, seen = case.expected.ofed, case.snapshot.rdma.ofed
+    if wanted is None:
+        return
+    if not case.complete:
+        yield Unknown("rdma: ofed")
+    elif (seen or "inbox") != wanted:
+        yield case.finding("rdma.ofed", observed=seen or "no OFED, the kernel's own modules", expected=wanted)
+
+
+def _dmabuf(case: Case) -> Outcome:
+    """Which rung of the dma-buf ladder the settings stand on, and why; the ladder itself is climbed in dmabuf.py."""
+    rung = case.expected.dmabuf
+    if rung is None:
+        return
+    stays = rung.state in ("passed", "untested")
+    yield case.finding(
+        "interconnect.dmabuf" if stays else "interconnect.dmabuf_blocked",
+        observed=f"rung {rung.rung or 'none'} {rung.state}: {rung.reason}",
+        expected="the first rung that passes its test",
+    )
+
+
 def _memlock(case: Case) -> Outcome:
     """The places that set the limit; only where there is something to pin memory for."""
     memlock = case.snapshot.memlock
@@ -136,6 +160,7 @@ def _memlock(case: Case) -> Outcome:
         ("DefaultLimitMEMLOCK of systemd", memlock.systemd_default),
         ("LimitMEMLOCK of docker.service", memlock.docker_unit),
         ("default-ulimits of daemon.json", memlock.daemon_json),
+        ("the engine's container", memlock.container),
     )
     for place, value in places:
         if value is not None and not set(value.split(":")) <= set(_UNLIMITED):  # soft:hard, or one for both
@@ -187,6 +212,8 @@ def _settings(case: Case) -> Outcome:
 CHECKS = (
     Check("network.rdma_ports", _ports),
     Check("network.peermem", _peermem),
+    Check("network.ofed", _ofed),
+    Check("network.dmabuf", _dmabuf),
     Check("network.memlock", _memlock),
     Check("network.iommu", _iommu),
     Check("network.settings", _settings),

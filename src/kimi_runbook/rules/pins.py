@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
+from kimi_runbook.companions import companion_of
 from kimi_runbook.host_facts import PinEntry
 from kimi_runbook.reading import data_file
 from kimi_runbook.rules import Case, Check, Outcome, Unknown
 from kimi_runbook.rules.driver import settled
-from kimi_runbook.rules.driver_parts import companion_of
 
 _DRIVER_VERSION = re.compile(r"\d{3}(?=[.*-]|$)")  # how a pattern of a driver's version begins; nvlsm counts by years
 _STREAM = re.compile(r"stream (?P<branch>\d{3})\b")

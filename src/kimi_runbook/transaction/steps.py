@@ -14,12 +14,14 @@ class Step:
 
     Attributes:
         disruptive: Whether the engine must not run meanwhile, so that the host is drained first.
+        after: Roles whose work brings this step with it: what stands on another driver is proved, or started, anew.
     """
 
     name: str
     role: str
     entry: str = "main"
     disruptive: bool = False
+    after: tuple[str, ...] = ()
 
 
 DRAIN, AUDIT, RESTORE = "drain", "audit", "restore"
@@ -27,9 +29,10 @@ DRAIN, AUDIT, RESTORE = "drain", "audit", "restore"
 STEPS = (
     Step(DRAIN, "node_drain", "drain"),
     Step("gpu_driver", "gpu_driver", disruptive=True),
-    Step("container_runtime", "container_runtime", disruptive=True),
-    Step("rdma", "rdma", disruptive=True),
-    Step("fabric_services", "fabric_services", disruptive=True),  # after rdma: fabric manager needs ib_umad
+    Step("container_runtime", "container_runtime", disruptive=True, after=("gpu_driver",)),
+    Step("rdma", "rdma", disruptive=True, after=("gpu_driver",)),
+    # Once rdma has been played: fabric manager needs ib_umad.
+    Step("fabric_services", "fabric_services", disruptive=True, after=("gpu_driver",)),
     Step("engine_image", "engine_image"),
     Step("model_weights", "model_weights"),
     Step("interconnect", "interconnect"),
@@ -73,7 +76,9 @@ def due(
         for step in STEPS
         if step.name not in (DRAIN, AUDIT, RESTORE)
         and step.role in played
-        and (step.role in planned or step.name in interrupted)
+        and (
+            step.name in interrupted or any(role in planned or role in interrupted for role in (step.role, *step.after))
+        )
     }
     disruptive = any(step.name in wanted and step.disruptive for step in STEPS)
     drained = "node_drain" in played and (disruptive or DRAIN in begun)
