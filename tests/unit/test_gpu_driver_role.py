@@ -142,3 +142,44 @@ def test_what_holds_the_gpus_is_stopped_before_packages_change_and_before_a_rebo
     install = [next(iter(set(task) & {"gpu_release", "block", "package_repair"}), "") for task in tasks("install")]
     assert install.index("package_repair") < install.index("gpu_release") < install.index("block")
     assert tasks("reboot")[0]["gpu_release"]["state"] == "stopped"
+
+
+DECIDE = """
+- name: Decide
+  hosts: localhost
+  gather_facts: false
+  connection: local
+  vars:
+    kimi_snapshot:
+      os: {id: debian, version_id: "12", kernel: 6.1.0, arch: x86_64}
+      packages: {}
+      driver: {on_disk_next: null}
+    kimi_lock: {driver: {version: "1.2", branch: "580", package_version: "1.2-1", activation: reload, companions: {}}}
+    kimi_planned: [{action: reload, role: gpu_driver}]
+  tasks:
+    - import_role: {name: gpu_driver, tasks_from: expect}
+    - set_fact: {__gpu_driver_verdict: {name: reload}, __gpu_driver_release: {released: true}}
+    - assert: {that: [not __gpu_driver_reboots, __gpu_driver_disturbs, not __gpu_driver_installs]}
+    - set_fact: {__gpu_driver_release: {released: false}} # something would not let go
+    - assert: {that: [__gpu_driver_reboots]}
+    - command: "true"
+      register: __gpu_driver_release
+      when: false # as the reload is, where the verdict is another one
+    - assert: {that: [not __gpu_driver_reboots]}
+    - set_fact: {__gpu_driver_verdict: {name: reboot}}
+    - assert: {that: [__gpu_driver_reboots]}
+"""
+
+
+def test_modules_that_cannot_be_taken_out_lead_to_a_reboot(tmp_path):
+    (tmp_path / "decide.yml").write_text(DECIDE)
+    done = subprocess.run(
+        [sys.executable, "-m", "ansible.cli.playbook", "-i", "localhost,", str(tmp_path / "decide.yml")],
+        cwd=ROOT,
+        env={**os.environ, "ANSIBLE_ROLES_PATH": str(ROOT / "roles"), "ANSIBLE_NOCOLOR": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
