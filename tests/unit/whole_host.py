@@ -125,6 +125,7 @@ def b300() -> dict[str, Any]:
         "memlock": {"limits_conf": [], "systemd_default": "infinity"},
         "iommu": {"enabled": True, "passthrough": True, "acs": False},
         "clock": {"synchronized": True, "source": "chrony"},
+        "transaction": None,
         "updaters": [{"name": "apt-daily.timer", "active": True, "enabled": True}],
         "weights": {
             "path": "/srv/models/Kimi-K3",
