@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv lint prerequisites unit docs lab lab-status lab-down molecule e2e frame bench test test-full clean
+.PHONY: help venv lint prerequisites unit docs lab lab-status lab-down molecule kernel e2e frame bench test test-full clean
 
 help: ## Show every target with what it does
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ lab-down: venv ## Remove exactly what the lab made; downloads stay cached
 
 molecule: venv ## Run `molecule test -s site`: the same playbooks from bare lab hosts to accepted, twice
 	$(BIN)/molecule test -s site
+
+kernel: venv ## Run `molecule test -s kernel`: driver reload, reboot and RDMA on virtual machines (needs QEMU)
+	$(BIN)/molecule test -s kernel
 
 e2e: venv ## Run playbooks on the lab through ansible-runner: drift restored, faults stopped
 	$(BIN)/python -m pytest tests/e2e

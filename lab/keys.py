@@ -33,8 +33,8 @@ class Keys:
 
 def ensure_keys(places: Places, machines: Iterable[Machine] = HOSTS) -> Keys:
     """Return the lab's keys; those that are missing are made."""
-    user = _pair(places.keys / "id_ed25519", "kimi-runbook-lab")
-    host = {machine.name: _pair(places.keys / f"host-{machine.name}", machine.name) for machine in machines}
+    user = make_pair(places.keys / "id_ed25519", "kimi-runbook-lab")
+    host = {machine.name: make_pair(places.keys / f"host-{machine.name}", machine.name) for machine in machines}
     gnupg_home = places.keys / "gnupg"
     return Keys(
         private=places.keys / "id_ed25519",
@@ -84,7 +84,8 @@ def publish(places: Places, keys: Keys) -> None:
     write_atomically(places.state / "keys" / "lab-archive.asc", keys.archive)
 
 
-def _pair(private: Path, comment: str) -> tuple[str, str]:
+def make_pair(private: Path, comment: str) -> tuple[str, str]:
+    """Return a private and a public ssh key from their files, which are made where one is missing."""
     public = private.with_name(private.name + ".pub")
     if not (private.exists() and public.exists()):
         private.unlink(missing_ok=True)

@@ -51,6 +51,13 @@ DNF_PLUGINS_PACKAGE = "dnf-plugins-core"  # has no program of its own; brings th
 DOCKER_CLIENT = Tool(program="docker", package="docker.io", purpose="runs the lab's machines")
 DOCKER_ENGINE = Tool(program="dockerd", package="docker.io", purpose="runs the lab's machines")
 IPTABLES = Tool(program="iptables", package="iptables", purpose="lets the Docker engine set up its network")
+# Of the virtual machines (lab/kernel) only, so that everything else does without.
+KERNEL_TOOLS = (
+    Tool(program="qemu-system-x86_64", package="qemu-system-x86", purpose="runs the virtual machines"),
+    Tool(program="qemu-img", package="qemu-utils", purpose="makes the virtual machines' disks"),
+    Tool(program="mke2fs", package="e2fsprogs", purpose="makes the virtual machines' file system"),
+    *TOOLS,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,15 +87,12 @@ class Decision:
     start_engine: bool
 
 
-def decide(seen: Situation) -> Decision:
-    """Return what to do about a machine.
+def packages_for(wanted: Collection[Tool], seen: Situation) -> tuple[str, ...]:
+    """Return the packages of the wanted tools that are missing.
 
     Raises:
         RunbookError: When something is missing that this user cannot install; names the command that would.
     """
-    wanted = [*TOOLS, DOCKER_CLIENT]
-    if not seen.engine_answers and seen.is_root:
-        wanted += [DOCKER_ENGINE, IPTABLES]
     missing = [tool for tool in wanted if tool.program not in seen.programs]
     packages = tuple(dict.fromkeys(tool.package for tool in missing))
     if missing and not (seen.is_root and seen.has_apt):
@@ -99,6 +103,19 @@ def decide(seen: Situation) -> Decision:
             expected="these programs on PATH, or root on a Debian machine so that they can be installed",
             next_step=f"Run: {command}" if seen.has_apt else f"Install the equivalents of: {command}",
         )
+    return packages
+
+
+def decide(seen: Situation) -> Decision:
+    """Return what to do about a machine.
+
+    Raises:
+        RunbookError: When something is missing that this user cannot install; names the command that would.
+    """
+    wanted = [*TOOLS, DOCKER_CLIENT]
+    if not seen.engine_answers and seen.is_root:
+        wanted += [DOCKER_ENGINE, IPTABLES]
+    packages = packages_for(wanted, seen)
     if not seen.engine_answers and not seen.is_root:
         hint = (
             "Run: sudo usermod -aG docker $USER, log in again"
@@ -116,14 +133,32 @@ def decide(seen: Situation) -> Decision:
 
 def observe(own: OwnEngine, which: Callable[[str], str | None] = shutil.which) -> Situation:
     """Look at the machine."""
-    names = [tool.program for tool in (*TOOLS, DOCKER_CLIENT, DOCKER_ENGINE, IPTABLES)]
     return Situation(
-        programs=frozenset(name for name in names if which(name) or _in_sbin(name)),
+        programs=_found((*TOOLS, DOCKER_CLIENT, DOCKER_ENGINE, IPTABLES), which),
         is_root=os.geteuid() == 0,
-        has_apt=which("apt-get") is not None and Path("/etc/debian_version").exists(),
+        has_apt=_has_apt(which),
         engine_answers=find(own) is not None,
         docker_group=_outside_docker_group(),
     )
+
+
+def provide_tools(wanted: Collection[Tool], log: Path, step: Step) -> None:
+    """Install the wanted tools that are missing.
+
+    Raises:
+        RunbookError: When this user cannot, with the command that would help.
+    """
+    seen = Situation(
+        programs=_found(wanted, shutil.which),
+        is_root=os.geteuid() == 0,
+        has_apt=_has_apt(shutil.which),
+        engine_answers=False,
+    )
+    packages = packages_for(wanted, seen)
+    if packages:
+        step.say(f"installing {' '.join(packages)}")
+        install(packages, log)
+    step.outcome = f"installed {' '.join(packages)}" if packages else "all there"
 
 
 def provide(own: OwnEngine, log: Path, step: Step) -> Docker:
@@ -181,6 +216,14 @@ def install(packages: Sequence[str], log: Path) -> None:
 def _outcome(packages: Sequence[str], text: str, engine: Docker) -> str:
     installed = f"installed {' '.join(packages)}; " if packages else ""
     return f"{installed}{text} ({engine.answers() or 'no answer'})"
+
+
+def _found(tools: Collection[Tool], which: Callable[[str], str | None]) -> frozenset[str]:
+    return frozenset(tool.program for tool in tools if which(tool.program) or _in_sbin(tool.program))
+
+
+def _has_apt(which: Callable[[str], str | None]) -> bool:
+    return which("apt-get") is not None and Path("/etc/debian_version").exists()
 
 
 def _in_sbin(program: str) -> bool:

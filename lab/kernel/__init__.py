@@ -1,0 +1,1 @@
+"""Virtual machines that behave as GPU hosts: real kernel, real RDMA modules, stand-in nvidia modules (docs/lab.md)."""
