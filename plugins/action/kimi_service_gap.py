@@ -47,4 +47,4 @@ def _ready_at(variables):
 
 def _reboots(variables, answers):
     """Return how long each host of the replica took to reboot, those of this play."""
-    return [answers[node]["reboot_s"] for node in variables["engine_nodes"] if node in answers]
+    return [answers[node]["reboot_s"] for node in variables["kimi_replica"] if node in answers]

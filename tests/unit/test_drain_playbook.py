@@ -212,6 +212,7 @@ def test_the_gap_is_told_once(site):
         "__engine_restart": True,
         "__engine_ready": {"ready_at": 1.0, "became_ready": True},
         "engine_nodes": ["k3-a"],
+        "kimi_replica": ["k3-a"],
     }
     (site.folder / "k/reboot.json").write_text('{"schema_version": 1, "reboot_s": 9.5}')
     told = worked(site.play("main", **gap))

@@ -106,7 +106,7 @@ def rank(mark, reboot_s=None, *, restart=True, became_ready=True):
         "__service_gap_answer": {"mark": mark, "reboot_s": reboot_s},
         "__engine_ready": {"ready_at": 1150.0, "became_ready": became_ready},
         "__engine_restart": restart,
-        "engine_nodes": ["k3-a", "k3-b"],
+        "kimi_replica": ["k3-a", "k3-b"],
     }
 
 

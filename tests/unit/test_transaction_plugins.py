@@ -205,7 +205,9 @@ def test_an_interrupted_step_calls_its_roles_handlers(change: Acting) -> None:
     change.answers = [standing("rdma") | {"interrupted": ["rdma"], "begun": ["rdma"]}]
     begun = change.act(action="begin", plan=plan, roles=["rdma"])
     assert begun["due"] == ["rdma", "audit"]
-    assert begun["handlers"] == {"rdma": ["Let systemd read its own limits again"]}
+    assert begun["handlers"] == {
+        "rdma": ["Let systemd read its own limits again", "Let logind read its settings again"]
+    }
 
 
 def test_a_failure_is_on_the_outcome_with_its_reason(change: Acting) -> None:
