@@ -117,7 +117,11 @@ def assemble(parts: Mapping[str, Json], host: str, address: str, supported_os: S
         "modules": [],
     }
     for role, part in parts.items():
-        expected["packages"] += [{"role": role, **wish} for wish in part.get("packages", [])]
+        # What two roles wish is the first one's: companions that are there change with the driver.
+        wished = {package["name"] for package in expected["packages"]}
+        expected["packages"] += [
+            {"role": role, **wish} for wish in part.get("packages", []) if wish["name"] not in wished
+        ]
         expected["units"] += [{"role": role, **wish} for wish in part.get("units", [])]
         expected["modules"] += [{"role": role, "name": name} for name in part.get("modules", [])]
         expected["files"] += [

@@ -74,3 +74,19 @@ def test_assemble_names_the_role_of_every_wish():
     assert expected["daemon"] == {"role": "container_runtime", "settings": {"mtu": 9000}}
     assert expected["driver"]["version"] == "580.178.04"
     assert "image" not in expected
+
+
+def test_a_package_that_two_roles_wish_is_the_first_ones():
+    """Fabric manager changes with the driver where it is there; the role of the fabric brings it where it is not."""
+    parts = {
+        "gpu_driver": {"packages": wishes.packages(["nvidia-fabricmanager"], "580.178.04-1", held=True)},
+        "fabric_services": {
+            "packages": wishes.packages(["nvidia-fabricmanager"], "580.178.04-1", held=True)
+            + wishes.packages(["nvlsm"])
+        },
+    }
+    packages = wishes.assemble(parts, "k3-a", "192.0.2.1", [])["packages"]
+    assert [(package["role"], package["name"]) for package in packages] == [
+        ("gpu_driver", "nvidia-fabricmanager"),
+        ("fabric_services", "nvlsm"),
+    ]
