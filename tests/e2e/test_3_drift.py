@@ -15,6 +15,7 @@ DRAINED = [
     "replica | Stop this rank, and what else uses the GPUs here",
     "replica | Stop the ranks on hosts that nothing is done to",
 ]
+STAGED = "note | Remember that this host is staged for this lock"
 # Per role: commands that spoil one file, one package, one unit and one key where the role has them; the codes the
 # audit must report for the host, and the tasks the next run may change. Nothing else may change anywhere.
 QUIET_DRIFT = {
@@ -107,7 +108,8 @@ def test_serve_after_a_drain_tells_the_gap(tmp_path: Path) -> None:
     assert outcome.rc == 0, outcome.messages
     (gap,) = (tmp_path / "runs").glob("*/service_gap.json")
     told = json.loads(gap.read_text(encoding="utf-8"))["replicas"]["k3-a"]
-    print(told)
+    assert 0 < told["engine_start_s"] < told["gap_s"]
+    assert (told["requests_cut"], told["rebooted"]) == (0, False)
     assert "k3-a: service gap" in outcome.stdout
 
 
@@ -119,6 +121,7 @@ def test_settings_and_unit_drift_restart_the_replica_as_one(tmp_path: Path, shel
     assert outcome.rc == 0, outcome.messages
     assert {"file.content", "unit.enablement", "unit.inactive"} <= findings(tmp_path, "k3-b")
     assert outcome.changed["k3-b"] == [
+        STAGED,
         "configure | Write what NCCL and UCX read",
         "configure | Write launch file and unit",
         "configure | Run the unit at boot",
@@ -141,8 +144,11 @@ def test_a_removed_image_and_a_changed_daemon_key_are_put_back(tmp_path: Path, s
     assert {"image.absent", "daemon.setting"} <= findings(tmp_path, "k3-b")
     assert outcome.changed["k3-b"] == [
         "pull | Pull by digest",  # ahead of the window: the daemon still trusts the registry until it restarts
+        STAGED,
+        *DRAINED,
         "configure | Merge our keys into daemon.json",
         "Restart Docker",
+        "configure | Run the unit at boot",
         "start | Start every rank",
     ]
     assert json.loads(shell("k3-b", "cat /etc/docker/daemon.json"))["mtu"] == 1400, "a foreign key was lost"
