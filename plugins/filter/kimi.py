@@ -31,10 +31,6 @@ def _installed(packages: dict[str, Any]) -> list[str]:
     return [name for name, package in packages.items() if package]
 
 
-def _loaded(modules: dict[str, Any]) -> list[str]:
-    return [name for name, module in modules.items() if module["loaded"]]
-
-
 def _driver_verdict(snapshot: dict[str, Any], wanted: dict[str, Any]) -> dict[str, str]:
     """Return ``name`` and ``reason`` of the verdict on the driver as it is now."""
     from kimi_runbook.driver_verdict import driver_verdict  # noqa: PLC0415 - see the module's docstring
@@ -144,7 +140,6 @@ class FilterModule:
             "kimi_installed": _installed,
             "kimi_interconnect": _told(engine_node.node_settings),
             "kimi_interconnect_files": engine_node.settings_files,
-            "kimi_loaded": _loaded,
             "kimi_needs_drain": needs_drain,
             "kimi_pending_run": _told(_pending_run),
             "kimi_packages": wishes.packages,

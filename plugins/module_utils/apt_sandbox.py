@@ -19,7 +19,8 @@ def write_sources(folder, sources):
         sources: Files as a role will write them, each with ``path`` and ``content``; what is no ``.sources`` is a key.
     """
     place = Path(folder) / "sources.list.d"
-    shutil.rmtree(place, ignore_errors=True)
+    if place.exists():
+        shutil.rmtree(place)
     place.mkdir(parents=True)
     ours = {Path(source["path"]).name for source in sources}
     if Path(SOURCE_PARTS).is_dir():
